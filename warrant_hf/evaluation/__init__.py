@@ -1,0 +1,24 @@
+"""Evaluation: metrics with intervals over questions, calibration, and reports."""
+
+from .bootstrap import bootstrap_interval, paired_difference
+from .calibration import expected_calibration_error, fit_temperature, reliability_bins
+from .metrics import abstention_auroc, compare_runs, evidence_metrics, supporting_fact_scores
+from .predictions import Prediction, count_predictions
+from .report import metrics_table_markdown, write_json, write_text
+
+__all__ = [
+    "Prediction",
+    "abstention_auroc",
+    "bootstrap_interval",
+    "compare_runs",
+    "count_predictions",
+    "evidence_metrics",
+    "expected_calibration_error",
+    "fit_temperature",
+    "metrics_table_markdown",
+    "paired_difference",
+    "reliability_bins",
+    "supporting_fact_scores",
+    "write_json",
+    "write_text",
+]
