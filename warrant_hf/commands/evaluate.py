@@ -1,0 +1,106 @@
+"""`warrant-hf evaluate`: score labelled rows with and without their evidence, and write the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from .. import __version__
+from ..data.candidates import build_candidates, missing_gold
+from ..data.readers import read_rows
+from ..data.schema import DataError, EvidenceRow
+from ..evaluation.metrics import evidence_metrics
+from ..evaluation.predictions import Prediction, count_predictions
+from ..evaluation.report import metrics_table_markdown, write_json, write_text
+from .loading import load_model
+from .terminal import progress
+
+
+def run(
+    *,
+    data: Path,
+    json_out: Path,
+    markdown_out: Path | None,
+    model: str | None,
+    level: str,
+    size: str,
+    limit: int | None,
+    seed: int,
+    batch_size: int,
+) -> None:
+    if size != "all" and not (size.isdecimal() and int(size) > 0):
+        raise ValueError(f"--size is {size!r}; give a number of candidates from 1 up, or all.")
+    rows = [
+        build_candidates(row, size=None if size == "all" else int(size), seed=seed)
+        for row in read_rows(data, level=level, limit=limit)
+    ]
+    repeated = len(rows) - len({row.id for row in rows})
+    if repeated:
+        raise DataError(f"{data}: {repeated} rows repeat the id of another row; make the ids unique.")
+    # Where every candidate is evidence, nothing is left without it: such a row has no counterpart.
+    emptied = [missing_gold(row, none_rate=1, one_rate=0, seed=seed) for row in rows]
+    emptied = [row for row in emptied if not row.has_evidence]
+
+    selector = load_model(model)
+    with progress() as bar:
+        task = bar.add_task("lists", total=len(rows) + len(emptied))
+        advance = partial(bar.advance, task)
+        predictions = predict(selector, rows, batch_size, advance)
+        absent = predict(selector, emptied, batch_size, advance)
+    metrics = evidence_metrics(predictions, absent=absent or None, expected_ids=[row.id for row in rows], seed=seed)
+    counts = count_predictions(predictions)
+    config = {
+        "model": model or "default checkpoint",
+        "variant": selector.config.variant,
+        "permission_supervision": selector.config.permission_supervision,
+        "data": data.name,
+        "level": level,
+        "size": size,
+        "limit": limit,
+        "seed": seed,
+        "batch_size": batch_size,
+        "questions": counts["n"],
+        "candidates": counts["candidates"],
+        "lists_without_evidence": len(absent),
+        "warrant_hf": __version__,
+    }
+    write_json(json_out, {"metrics": metrics, "n": counts["n"], "config": config})
+    table = metrics_table_markdown(metrics, f"Evidence selection on {data.name}", config)
+    if markdown_out is not None:
+        write_text(markdown_out, table)
+    print(table, end="")
+
+
+def predict(
+    model, rows: list[EvidenceRow], batch_size: int, advance: Callable[[int], None] = lambda count: None
+) -> list[Prediction]:
+    """What `model` says about each row, with the row's labels and kinds; `advance` hears how many are done."""
+    predictions = []
+    step = 8 * batch_size  # more than one batch at a time: the model puts questions of similar length together
+    for start in range(0, len(rows), step):
+        chunk = rows[start : start + step]
+        results = model.rank_batch(
+            [row.question for row in chunk],
+            [[candidate.to_dict() for candidate in row.candidates] for row in chunk],
+            batch_size=batch_size,
+        )
+        for row, result in zip(chunk, results, strict=True):
+            evidence = sorted(result["evidence"], key=lambda item: item["index"])
+            has_path = result["mass"] is not None  # the content head of `base` has neither attention nor permission
+            predictions.append(
+                Prediction(
+                    id=row.id,
+                    scores=[item["score"] for item in evidence],
+                    labels=row.labels,
+                    kinds=row.kinds,
+                    probabilities=[item["probability"] for item in evidence],
+                    permission=[item["permission"] for item in evidence] if has_path else None,
+                    attention=[item["attention"] for item in evidence] if has_path else None,
+                    effective=[item["effective"] for item in evidence] if has_path else None,
+                    mass=result["mass"],
+                    answerability=result["answerability"],
+                )
+            )
+        advance(len(chunk))
+    return predictions

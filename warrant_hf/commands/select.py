@@ -1,0 +1,174 @@
+"""`warrant-hf select`: one question at the prompt, rows on standard input, or a JSONL file into another."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..data.readers import iter_records
+from ..data.schema import DataError, EvidenceRow, validate_row
+from .loading import load_model
+from .terminal import print_evidence, progress
+
+# Fields of the result that go into an output row, beside everything the input row held.
+RESULT_FIELDS = ("evidence", "mass", "answerability", "notes")
+
+
+def run(
+    *,
+    question: str | None,
+    passages: list[str],
+    passages_file: Path | None,
+    jsonl: tuple[Path, Path] | None,
+    as_json: bool,
+    revoke: list[int],
+    revoke_by: str,
+    top_k: int | None,
+    model: str | None,
+    batch_size: int,
+) -> None:
+    options = {"revoke_by": revoke_by, "top_k": top_k, "batch_size": batch_size}
+    if jsonl is not None:
+        if question is not None or passages or passages_file or as_json:
+            raise ValueError("--jsonl takes its questions and passages from a file; leave the other inputs out.")
+        _file_to_file(*jsonl, model, revoke, options)
+        return
+    if question is None and (passages or passages_file):
+        raise ValueError("there are passages but no question; add --question, or give a file of rows with --jsonl.")
+    if question is not None:
+        records = [("command line", _row_of_options(question, passages, passages_file))]
+    elif sys.stdin.isatty():
+        raise ValueError("there is nothing to rank; give --question and --passage, --jsonl IN OUT, or rows on stdin.")
+    else:
+        records = _records_of_text(sys.stdin.buffer.read())
+    # All rows are checked before one is scored.
+    rows = [(record, _checked(where, record, revoke, revoke_by)) for where, record in records]
+    if not rows:
+        raise ValueError("standard input: it holds no rows; write one JSON object per line.")
+    for number, output in enumerate(_scored(load_model(model), rows, revoke, options)):
+        if as_json:
+            print(_json_line(output))
+        else:
+            print("\n" if number else "", end="")
+            print_evidence({"question": rows[number][1].question, **output})
+
+
+def _file_to_file(source: Path, target: Path, model: str | None, revoke: list[int], options: dict[str, Any]) -> None:
+    """Two passes: a bad last row of a long file is found before the first row is scored, not hours later."""
+    if not source.is_file():
+        raise DataError(f"{source}: no such file; give the path of a JSONL file.")
+    if not target.parent.is_dir():
+        raise DataError(f"{target}: the folder {target.parent} does not exist; create it first.")
+
+    def rows() -> Iterator[tuple[dict, EvidenceRow]]:
+        for where, record in iter_records(source):
+            yield record, _checked(where, record, revoke, options["revoke_by"])
+
+    count = sum(1 for _ in rows())
+    if not count:
+        raise DataError(f"{source}: the file holds no rows; write one JSON object per line.")
+    selector = load_model(model)
+    with _replaced_when_complete(target) as file, progress() as bar:
+        task = bar.add_task("questions", total=count)
+        for output in _scored(selector, rows(), revoke, options):
+            file.write(_json_line(output) + "\n")
+            bar.advance(task)
+
+
+def _scored(
+    model, rows: Iterable[tuple[dict, EvidenceRow]], revoke: list[int], options: dict[str, Any]
+) -> Iterator[dict]:
+    """Each record with the fields of its result; a record that was scored before gets new ones."""
+    rows = iter(rows)
+    # More than one batch at a time: the model puts questions of similar length together.
+    while chunk := list(islice(rows, 8 * options["batch_size"])):
+        results = model.rank_batch(
+            [row.question for _, row in chunk],
+            [[candidate.to_dict() for candidate in row.candidates] for _, row in chunk],
+            revoke=[revoke] * len(chunk),
+            **options,
+        )
+        for (record, _), result in zip(chunk, results, strict=True):
+            yield {**record, **{field: result[field] for field in RESULT_FIELDS}}
+
+
+def _checked(where: str, record: Any, revoke: list[int], revoke_by: str) -> EvidenceRow:
+    row = validate_row(record, where=where, default_id=where)
+    last = len(row.candidates) - 1
+    for index in revoke:
+        if index > last:
+            raise DataError(f"{where}: --revoke {index} names no candidate; the row has candidates 0 to {last}.")
+    if revoke_by == "mask" and len(set(revoke)) > last:
+        raise DataError(f"{where}: --revoke-by mask leaves no candidate; revoke fewer, or use --revoke-by gate.")
+    return row
+
+
+def _row_of_options(question: str, passages: list[str], passages_file: Path | None) -> dict:
+    candidates: list[Any] = list(passages)
+    if passages_file is not None:
+        if not passages_file.is_file():
+            raise DataError(f"{passages_file}: no such file; give the path of a text, .json or .jsonl file.")
+        if {".json", ".jsonl"} & set(passages_file.suffixes):
+            candidates += [record for _, record in iter_records(passages_file)]
+        else:
+            candidates += [line for line in passages_file.read_text("utf-8").split("\n") if line.strip()]
+    return {"question": question, "candidates": candidates}
+
+
+def _records_of_text(content: bytes) -> list[tuple[str, Any]]:
+    """One JSON object (over any number of lines), a JSON list of them, or one a line."""
+    where = "standard input"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: byte {error.start} is not UTF-8; send the text as UTF-8.") from None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    if isinstance(value, list):
+        return [(f"{where}, item {number}", item) for number, item in enumerate(value, start=1)]
+    if value is not None:
+        return [(where, value)]
+    records = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append((f"{where}, line {number}", json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{where}, line {number}: this is not JSON ({error.msg} at column {error.colno}); write one JSON "
+                "object per line."
+            ) from None
+    return records
+
+
+# Readers that split lines at U+0085, U+2028 or U+2029 exist, and a lone surrogate has no UTF-8 form.
+_ESCAPED = re.compile("[\\x85\\u2028\\u2029\\ud800-\\udfff]")
+
+
+def _json_line(value: dict) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
+
+
+@contextmanager
+def _replaced_when_complete(target: Path):
+    """A text file that takes the place of `target` when the block ends well, and vanishes when it does not."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    opener = gzip.open if target.suffix == ".gz" else open
+    try:
+        with opener(partial, "wt", encoding="utf-8", newline="\n") as file:
+            yield file
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""Built-in questions of the Space and of `warrant-hf demo --text`. All texts are our own."""
+
+from __future__ import annotations
+
+# Two passages together hold the answer; the others share its words, its people or its places.
+BRIDGE = (
+    "In which country was the designer of the Hallam Bridge born?",
+    [
+        {
+            "title": "Hallam Bridge",
+            "text": "The Hallam Bridge is a steel arch bridge over the River Orne. It was designed by the engineer "
+            "Ilse Varga and opened to traffic in 1931.",
+        },
+        {
+            "title": "Ilse Varga",
+            "text": "Ilse Varga was a structural engineer. She was born in Szeged, Hungary, and moved to England "
+            "to study in 1909.",
+        },
+        {
+            "title": "Hallam",
+            "text": "Hallam is a market town on the River Orne. Its best-known sights are a steel bridge and a "
+            "wool market that dates from 1640.",
+        },
+        {
+            "title": "Oskar Varga",
+            "text": "Oskar Varga was a Hungarian painter who lived in Vienna. His sister was an engineer.",
+        },
+        {
+            "title": "Tannery Bridge",
+            "text": "The Tannery Bridge was designed by Peter Lund, an engineer who was born in Denmark.",
+        },
+        {
+            "title": "River Orne",
+            "text": "The River Orne rises in the chalk hills and is 74 kilometres long. Barges use its lower part.",
+        },
+    ],
+)
+
+# Every passage is about the subject, none tells the year: the list should be found wanting.
+NO_EVIDENCE = (
+    "In what year did the Marlow Observatory install its first radio telescope?",
+    [
+        {
+            "title": "Marlow Observatory",
+            "text": "The Marlow Observatory stands on a hill south of the town. It is open to visitors on Fridays.",
+        },
+        {
+            "title": "Marlow Observatory",
+            "text": "The first director of the observatory, Edith Crane, was known for her work on variable stars.",
+        },
+        {
+            "title": "Radio telescope",
+            "text": "A radio telescope is an antenna with a receiver that detects radio waves from the sky.",
+        },
+        {
+            "title": "Dunmore Observatory",
+            "text": "In 1957 the Dunmore Observatory installed a radio telescope with a dish of 25 metres.",
+        },
+    ],
+)
+
+# The same fact three times: close one gate and see whether the others carry on.
+REPEATED = (
+    "Who discovered the comet Arden-Pohl together with Miriam Arden?",
+    [
+        {
+            "title": "Arden-Pohl",
+            "text": "Arden-Pohl is a comet that was discovered by Miriam Arden and Georg Pohl in March 1974.",
+        },
+        {
+            "title": "Georg Pohl",
+            "text": "Georg Pohl is an astronomer who found the comet Arden-Pohl with Miriam Arden.",
+        },
+        {
+            "title": "Comets of 1974",
+            "text": "Four comets were found in 1974, among them Arden-Pohl, seen first by Arden and Pohl.",
+        },
+        {"title": "Miriam Arden", "text": "Miriam Arden taught physics in Leeds and observed meteors every August."},
+        {"title": "Pohl crater", "text": "Pohl is an impact crater on the far side of the Moon, 31 kilometres wide."},
+    ],
+)
+
+# Names differ in one word: attention goes to all of them, support does not.
+LOOKALIKES = (
+    "Which river flows through the capital of the province of North Selve?",
+    [
+        {"title": "North Selve", "text": "North Selve is a province in the north. Its capital is the city of Brandt."},
+        {"title": "South Selve", "text": "South Selve is a province on the coast. Its capital is the city of Carrow."},
+        {"title": "Brandt", "text": "Brandt is a city of 210,000 people. The river Ilm flows through its old town."},
+        {"title": "Carrow", "text": "Carrow is a port. The river Teel flows through the city and into the sea."},
+        {"title": "Ilm", "text": "The Ilm is a river that rises in the Selve mountains and is 190 kilometres long."},
+        {"title": "Brandt Castle", "text": "Brandt Castle was the seat of the counts of Selve until the year 1803."},
+    ],
+)
+
+EXAMPLES = {
+    "Two passages hold the answer": BRIDGE,
+    "Names that look alike": LOOKALIKES,
+    "One fact, three times": REPEATED,
+    "No passage answers": NO_EVIDENCE,
+}
+
+
+def as_text(passages: list[dict]) -> str:
+    """Passages in the notation of the Space's text box, see `inputs.read_passages`."""
+    return "\n\n".join(f"# {passage['title']}\n{passage['text']}" for passage in passages)

@@ -1,0 +1,225 @@
+"""The command line: names, options and exit codes. What a command does is in `warrant_hf.commands`.
+
+This module stands outside the package because `import warrant_hf` registers our classes with transformers and so pays
+for torch (seconds). Here nothing heavy is imported before a command really runs: `warrant-hf --help` and a mistyped
+option answer at once.
+
+Exit codes: 0 done; 2 the input or an option is wrong (one sentence on stderr); 1 an unexpected error; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer.core import TyperGroup
+
+
+class _Group(TyperGroup):
+    """Turns what a command raises into one sentence and an exit code, unless --debug asks for the traceback."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            belongs_to_typer = hasattr(error, "exit_code") or isinstance(error, typer.Abort)
+            if belongs_to_typer or ctx.params.get("debug"):
+                raise
+            sentence = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(error, BrokenPipeError):
+                # The reader (`| head`) has left. Python would complain once more when it flushes stdout at exit.
+                sys.stdout = None
+                raise typer.Exit(1) from None
+            if isinstance(error, (ValueError, OSError)):
+                typer.echo(f"Error: {sentence}", err=True)
+                raise typer.Exit(2) from None
+            name = type(error).__name__
+            typer.echo(f"Unexpected {name}: {sentence} (warrant-hf --debug … shows the traceback)", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which passages support an answer: how strongly each was read, and how strongly it may count.",
+)
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or Hub id of an evidence selector; without it, the checkpoint that ships with warrant-hf."
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="Questions scored together.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"warrant-hf {version('warrant-hf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def select(
+    question: Annotated[str | None, typer.Option("--question", "-q", help="The question.")] = None,
+    passage: Annotated[
+        list[str] | None,
+        typer.Option("--passage", "-p", help="One or more passages; the option can be repeated."),
+    ] = None,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PASSAGE]...", help="Further passages.", show_default=False),
+    ] = None,
+    passages: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Passages from a file: text (one a line), .json or .jsonl."),
+    ] = None,
+    jsonl: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="IN OUT", help="Score the rows of a JSONL file (plain or .gz) into another one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line a question.")] = False,
+    revoke: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Revoke this passage (counted from 0); the option can be repeated."),
+    ] = None,
+    revoke_by: Annotated[
+        Literal["gate", "mask"],
+        typer.Option(help="gate: it is read but may not count. mask: as if it were left out."),
+    ] = "gate",
+    top_k: Annotated[int | None, typer.Option(min=1, help="Print the best K only.")] = None,
+    model: Model = None,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Rank passages by the support they give: attention, permission and effective mass of each.
+
+    Without --question or --jsonl, rows {"question": …, "candidates": […]} are read from standard input.
+    """
+    from warrant_hf.commands.select import run
+
+    run(
+        question=question,
+        passages=[*(passage or []), *(more or [])],
+        passages_file=passages,
+        jsonl=jsonl,
+        as_json=as_json,
+        revoke=revoke or [],
+        revoke_by=revoke_by,
+        top_k=top_k,
+        model=model,
+        batch_size=batch_size,
+    )
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option(metavar="YAML", help="The recipe.")],
+    train: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows to train on.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the checkpoints and the trained model.")],
+    eval: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows to measure on.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Overrides the recipe's seed.")] = None,
+    bf16: Annotated[
+        bool | None,
+        typer.Option("--bf16/--fp32", help="Overrides the recipe's precision.", show_default=False),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override any field of the recipe; repeatable."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in DIR.")] = False,
+) -> None:
+    """Fine-tune an evidence selector by a recipe."""
+    from warrant_hf.commands.train import run
+
+    run(
+        config=config,
+        train_file=train,
+        eval_file=eval,
+        output=output,
+        seed=seed,
+        bf16=bf16,
+        overrides=set_ or [],
+        resume=resume,
+    )
+
+
+@app.command()
+def evaluate(
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki or MuSiQue.")],
+    json: Annotated[Path, typer.Option(metavar="OUT", help="Where the metrics go, as JSON.")],
+    markdown: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT", help="Where the metrics go as a Markdown table."),
+    ] = None,
+    model: Model = None,
+    level: Annotated[
+        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
+    ] = "sentence",
+    size: Annotated[str, typer.Option(metavar="N|all", help="Candidates a question.")] = "8",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists and bootstrap.")] = 0,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Measure an evidence selector on labelled rows, with an interval for each metric."""
+    from warrant_hf.commands.evaluate import run
+
+    run(
+        data=data,
+        json_out=json,
+        markdown_out=markdown,
+        model=model,
+        level=level,
+        size=size,
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+    )
+
+
+@app.command()
+def demo(
+    text: Annotated[bool, typer.Option("--text", help="Print a built-in question's evidence and exit.")] = False,
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port; without it, the first free one from 7860.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+) -> None:
+    """Open the Space: ask, look at attention and permission, close gates."""
+    from warrant_hf.commands.demo import run
+
+    run(text=text, model=model, host=host, port=port, browser=browser)
+
+
+@app.command()
+def env() -> None:
+    """Versions of what matters, for a bug report."""
+    from warrant_hf.commands.env import run
+
+    run()
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()
