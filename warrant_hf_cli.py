@@ -131,8 +131,17 @@ def select(
 @app.command()
 def train(
     config: Annotated[Path, typer.Option(metavar="YAML", help="The recipe.")],
-    train: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows to train on.")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the checkpoints and the trained model.")],
+    train: Annotated[
+        Path, typer.Option(metavar="FILE", help="Labelled rows to train on; world:N for N generated questions.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the checkpoints and the trained model; without it, runs/<name of the recipe>.",
+            show_default=False,
+        ),
+    ] = None,
     eval: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows to measure on.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Overrides the recipe's seed.")] = None,
     bf16: Annotated[
@@ -152,7 +161,7 @@ def train(
         config=config,
         train_file=train,
         eval_file=eval,
-        output=output,
+        output=output or Path("runs") / config.stem,
         seed=seed,
         bf16=bf16,
         overrides=set_ or [],
@@ -162,7 +171,7 @@ def train(
 
 @app.command()
 def evaluate(
-    data: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki or MuSiQue.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")],
     json: Annotated[Path, typer.Option(metavar="OUT", help="Where the metrics go, as JSON.")],
     markdown: Annotated[
         Path | None,

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from warrant_hf.data import Candidate, DataError, EvidenceRow, read_rows, rows_from
+from warrant_hf.data import Candidate, DataError, EvidenceRow, EvidenceWorld, read_rows, rows_from
 
 CONTEXT = [
     ["Ada Lovelace", ["Ada Lovelace was a mathematician.", " She worked with Babbage."]],
@@ -236,3 +236,12 @@ def test_bad_files_and_arguments(tmp_path):
 def test_validated_rows_pass_through():
     row = EvidenceRow(id="1", question="Q?", candidates=[Candidate(text="t", label=True)])
     assert rows_from([row]) == [row] and row.labels == [1]
+
+
+def test_generated_rows_by_name():
+    rows = read_rows("world:3:7")
+    assert rows == list(EvidenceWorld(7).generate(3))
+    assert read_rows("world:3") == list(EvidenceWorld(0).generate(3))
+    assert len(read_rows("world:3:7", limit=2)) == 2
+    with pytest.raises(DataError, match="no such file"):
+        read_rows("world:many")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from .. import __version__
 from ..data.candidates import build_candidates, missing_gold
 from ..data.readers import read_rows
-from ..data.schema import DataError, EvidenceRow
+from ..data.schema import DataError
 from ..evaluation.metrics import evidence_metrics
-from ..evaluation.predictions import Prediction, count_predictions
+from ..evaluation.predict import predict
+from ..evaluation.predictions import count_predictions
 from ..evaluation.report import metrics_table_markdown, write_json, write_text
 from .loading import load_model
 from .terminal import progress
@@ -70,37 +70,3 @@ def run(
     if markdown_out is not None:
         write_text(markdown_out, table)
     print(table, end="")
-
-
-def predict(
-    model, rows: list[EvidenceRow], batch_size: int, advance: Callable[[int], None] = lambda count: None
-) -> list[Prediction]:
-    """What `model` says about each row, with the row's labels and kinds; `advance` hears how many are done."""
-    predictions = []
-    step = 8 * batch_size  # more than one batch at a time: the model puts questions of similar length together
-    for start in range(0, len(rows), step):
-        chunk = rows[start : start + step]
-        results = model.rank_batch(
-            [row.question for row in chunk],
-            [[candidate.to_dict() for candidate in row.candidates] for row in chunk],
-            batch_size=batch_size,
-        )
-        for row, result in zip(chunk, results, strict=True):
-            evidence = sorted(result["evidence"], key=lambda item: item["index"])
-            has_path = result["mass"] is not None  # the content head of `base` has neither attention nor permission
-            predictions.append(
-                Prediction(
-                    id=row.id,
-                    scores=[item["score"] for item in evidence],
-                    labels=row.labels,
-                    kinds=row.kinds,
-                    probabilities=[item["probability"] for item in evidence],
-                    permission=[item["permission"] for item in evidence] if has_path else None,
-                    attention=[item["attention"] for item in evidence] if has_path else None,
-                    effective=[item["effective"] for item in evidence] if has_path else None,
-                    mass=result["mass"],
-                    answerability=result["answerability"],
-                )
-            )
-        advance(len(chunk))
-    return predictions

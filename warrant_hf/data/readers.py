@@ -22,18 +22,22 @@ import gzip
 import io
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from .evidence_world import EvidenceWorld
 from .schema import Candidate, DataError, EvidenceRow, validate_row
 
 logger = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "hotpotqa", "2wiki", "musique")
 Level = Literal["sentence", "passage"]
+
+_WORLD = re.compile(r"world:(\d+)(?::(\d+))?")
 
 
 def read_rows(
@@ -42,7 +46,8 @@ def read_rows(
     """Read the rows of a file.
 
     Args:
-        path: JSON lines or one JSON list, plain or gzip'd (told apart by content, not by name), or a `.parquet` file.
+        path: JSON lines or one JSON list, plain or gzip'd (told apart by content, not by name), or a `.parquet` file;
+            or `world:N` or `world:N:SEED` for N questions of `EvidenceWorld`, which needs no file.
         format: "jsonl" (ours), "hotpotqa", "2wiki", "musique", or "auto": told for each row from its keys.
         level: unit of the multi-hop formats. MuSiQue has paragraph-level gold only, so there a candidate is a
             paragraph at either level.
@@ -51,6 +56,9 @@ def read_rows(
     Raises:
         DataError: with file, line (or item), field, value and remedy.
     """
+    if generated := _WORLD.fullmatch(str(path)):
+        count, seed = int(generated[1]), int(generated[2] or 0)
+        return list(EvidenceWorld(seed).generate(count if limit is None else min(count, limit)))
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: no such file; give the path of a JSON, JSONL or Parquet file.")

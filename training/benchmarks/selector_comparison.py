@@ -1,0 +1,213 @@
+"""Dev table: `base`, `open`, `pair` and a pairwise cross-encoder on one encoder, one data set and one budget.
+
+    cd training/benchmarks
+    python selector_comparison.py tune --train TRAIN --out runs/comparison
+    python selector_comparison.py run --train TRAIN --eval DEV --transfer 2WIKI --out runs/comparison
+    python selector_comparison.py report --out runs/comparison
+
+`tune` chooses each variant's learning rate on rows held out of TRAIN, with one grid for all. `run` trains variants x
+seeds, two single-threaded processes side by side, and skips what is finished. `report` writes the table with paired
+bootstrap intervals over questions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "hotpotqa_minilm.yaml"
+VARIANTS = ("base", "open", "pair", "cross_encoder")
+GRID = (1.5e-4, 3e-4, 6e-4)
+HELD_OUT = 240  # rows at the end of TRAIN that choose the learning rate,
+TUNING_ROWS = 800  # after one pass over this many at its beginning
+# Two passes and one more frozen layer than the recipe: twelve runs fit into about an hour of two cores.
+BUDGET = {"data.draws": 2, "model.frozen_layers": 3}
+TUNING_SEED = 100
+EVAL_SEED = "eval"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("tune", "run", "report", "one"))
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--eval", type=Path)
+    parser.add_argument("--transfer", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--tuning", action="store_true", help="train without the held-out rows and score those")
+    arguments = parser.parse_args()
+    {"tune": tune, "run": run, "report": report, "one": one}[arguments.step](arguments)
+
+
+def tune(arguments):
+    jobs = [(variant, TUNING_SEED, rate) for variant in arguments.variants for rate in GRID]
+    _launch(arguments, jobs, tuning=True)
+    rates = {}
+    for variant in arguments.variants:
+        scores = {rate: _scores(_folder(arguments.out, variant, TUNING_SEED, rate), "eval") for rate in GRID}
+        rates[variant] = max(scores, key=scores.get)
+        print(variant, {f"{rate:g}": round(score, 4) for rate, score in scores.items()}, "->", rates[variant])
+    known = _rates(arguments.out)
+    (arguments.out / "learning_rates.json").write_text(json.dumps(known | rates, indent=2) + "\n")
+
+
+def run(arguments):
+    rates = _rates(arguments.out)
+    missing = [variant for variant in arguments.variants if variant not in rates]
+    if missing:
+        sys.exit(f"learning_rates.json has no rate for {missing[0]}; run tune first.")
+    jobs = [(variant, seed, rates[variant]) for seed in arguments.seeds for variant in arguments.variants]
+    _launch(arguments, jobs, tuning=False)
+
+
+def _launch(arguments, jobs, *, tuning):
+    """Each run is a process of its own: one thread each, and nothing of one leaks into another."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+    def launch(job):
+        variant, seed, rate = job
+        folder = _folder(arguments.out, variant, seed, rate)
+        if (folder / "run.json").is_file():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, __file__, "one", "--out", str(arguments.out), "--train", str(arguments.train)]
+        command += ["--variants", variant, "--seeds", str(seed), "--rate", repr(rate)]
+        for name in ("eval", "transfer"):
+            if getattr(arguments, name) is not None:
+                command += [f"--{name}", str(getattr(arguments, name))]
+        with open(folder / "log.txt", "w") as log:
+            done = subprocess.run(command + ["--tuning"] * tuning, env=environment, stdout=log, stderr=log)
+        print(
+            f"{variant} seed {seed} rate {rate:g}: {'done' if done.returncode == 0 else 'FAILED, see log.txt'}",
+            flush=True,
+        )
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(launch, jobs))
+
+
+def one(arguments):
+    """One training run and its predictions."""
+    import torch
+
+    from warrant_hf.data.candidates import build_candidates, missing_gold
+    from warrant_hf.data.readers import read_rows
+    from warrant_hf.recipes import Recipe
+
+    torch.set_num_threads(1)
+    (variant,), (seed,) = arguments.variants, arguments.seeds
+    folder = _folder(arguments.out, variant, seed, arguments.rate)
+    rows = read_rows(arguments.train)
+    changes = {"seed": seed, "training.learning_rate": arguments.rate, "training.save_strategy": "no"}
+    changes |= BUDGET | {"training.disable_tqdm": True}
+    if variant != "cross_encoder":
+        changes["model.variant"] = variant
+    if arguments.tuning:
+        changes["data.draws"] = 1
+        rows, sets = rows[:TUNING_ROWS], {"eval": rows[-HELD_OUT:]}
+    else:
+        sets = {"eval": read_rows(arguments.eval)}
+        if arguments.transfer is not None:
+            sets["transfer"] = read_rows(arguments.transfer)
+    recipe = Recipe.from_yaml(RECIPE, changes)
+    started = time.perf_counter()
+    predict, parameters = (_train_peer if variant == "cross_encoder" else _train_selector)(recipe, rows, folder)
+    result = {"variant": variant, "seed": seed, "rate": arguments.rate, "parameters": parameters}
+    result |= {"train_seconds": time.perf_counter() - started, "recipe": recipe.model_dump(), "machine": machine()}
+    for name, listed in sets.items():
+        full = [build_candidates(row, size=recipe.data.size, seed=EVAL_SEED) for row in listed]
+        emptied = [missing_gold(row, none_rate=1, one_rate=0) for row in full]
+        emptied = [row for row in emptied if not row.has_evidence]
+        started = time.perf_counter()
+        predictions = predict(full)
+        result[f"{name}_seconds"] = time.perf_counter() - started
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
+            for prediction in predictions + predict(emptied):
+                file.write(json.dumps(asdict(prediction)) + "\n")
+    (folder / "run.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _train_selector(recipe, rows, folder):
+    from warrant_hf.evaluation.predict import predict
+    from warrant_hf.recipes import train_rows
+
+    model = train_rows(recipe, rows, output_dir=folder).model
+    model.save_pretrained(folder / "model")
+    model.processor.save_pretrained(folder / "model")
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return lambda listed: predict(model, listed, 16), trainable
+
+
+def _train_peer(recipe, rows, folder):
+    from cross_encoder_peer import predict_peer, train_peer
+
+    model = train_peer(recipe, rows, folder)
+    model.save_pretrained(str(folder / "model"))
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return lambda listed: predict_peer(model, listed), trainable
+
+
+def machine():
+    import torch
+    import transformers
+
+    name = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+            break
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return {"cpu": name, "threads": torch.get_num_threads()} | versions
+
+
+def report(arguments):
+    from comparison_report import write_report
+
+    runs = {}
+    for variant in arguments.variants:
+        rate = _rates(arguments.out)[variant]
+        for seed in arguments.seeds:
+            folder = _folder(arguments.out, variant, seed, rate)
+            if (folder / "run.json").is_file():
+                runs.setdefault(variant, []).append(folder)
+    write_report(runs, arguments.out)
+
+
+def _folder(out, variant, seed, rate):
+    return out / f"{variant}-seed{seed}-rate{rate:g}"
+
+
+def _rates(out):
+    path = out / "learning_rates.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _scores(folder, name):
+    from comparison_report import read_predictions
+
+    from warrant_hf.evaluation.metrics import evidence_metrics
+
+    if not (folder / "run.json").is_file():
+        return float("-inf")
+    return evidence_metrics(read_predictions(folder, name), bootstrap=0)["support_mrr"]["value"]
+
+
+if __name__ == "__main__":
+    main()
