@@ -1,0 +1,41 @@
+"""Everything a checkpoint needs. Importing this package registers the classes with transformers."""
+
+from pathlib import Path
+
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from .attention_ops import EvidenceAttentionOutput, evidence_attention
+from .auto_evidence import AutoModelForEvidenceSelection
+from .configuration_evidence import WarrantEncoderConfig
+from .evidence_readout import EvidenceReadout
+from .modeling_encoder import WarrantEncoderForEvidenceSelection
+from .outputs import EvidenceOutput
+from .permission import PERMISSION_VARIANTS, PermissionGate
+from .pipeline_evidence import EvidenceSelectionPipeline
+from .processing_evidence import EvidenceProcessor
+
+#: The selector that is used when none is named; it ships with the package.
+DEFAULT_CHECKPOINT = str(Path(__file__).resolve().parents[1] / "checkpoints" / "minilm-pair")
+
+PIPELINE_REGISTRY.register_pipeline(
+    "evidence-selection",
+    pipeline_class=EvidenceSelectionPipeline,
+    pt_model=AutoModelForEvidenceSelection,
+    default={"model": (DEFAULT_CHECKPOINT, "main")},
+    type="text",
+)
+
+__all__ = [
+    "DEFAULT_CHECKPOINT",
+    "PERMISSION_VARIANTS",
+    "AutoModelForEvidenceSelection",
+    "EvidenceAttentionOutput",
+    "EvidenceOutput",
+    "EvidenceProcessor",
+    "EvidenceReadout",
+    "EvidenceSelectionPipeline",
+    "PermissionGate",
+    "WarrantEncoderConfig",
+    "WarrantEncoderForEvidenceSelection",
+    "evidence_attention",
+]

@@ -1,0 +1,144 @@
+"""Loading a selector: full checkpoints, adapter checkpoints, and errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import PreTrainedConfig
+
+from .base_weights import find_base_weights, load_encoder
+
+# Arguments of `from_pretrained` that say where files come from.
+_SOURCE_ARGUMENTS = ("revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download")
+ADAPTER_FOLDER = "adapter"
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+class EvidenceLoadingMixin:
+    """`from_pretrained` for selectors."""
+
+    #: Where the model was loaded from, for its processor.
+    _source: dict = {}
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, config=None, **kwargs):
+        """As `PreTrainedModel.from_pretrained`, with safetensors only and no `ignore_mismatched_sizes`.
+
+        A checkpoint whose config names a `base_model` is completed with that encoder's weights and its adapter is
+        merged, so that the result is an ordinary model.
+
+        Raises:
+            OSError: files are missing or damaged.
+            ValueError: the checkpoint is not an evidence selector, or lacks weights of one.
+        """
+        name = str(pretrained_model_name_or_path)
+        source = source_arguments(kwargs)
+        if config is None:
+            config = read_config(name, (cls.config_class,), **source)
+        wants_info = kwargs.pop("output_loading_info", False)
+        for unused in ("trust_remote_code", "code_revision"):  # no code of a checkpoint is ever run
+            kwargs.pop(unused, None)
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        place = name
+        try:
+            if config.base_model is not None:
+                place = None
+                kwargs["state_dict"] = cls._merged_weights(name, config, source)
+            model, info = super().from_pretrained(place, *model_args, config=config, **kwargs)
+        except SafetensorError as error:
+            raise OSError(f"A weight file of {name} is damaged ({error}); download or copy it again.") from None
+        except OSError as error:
+            if place is None:
+                raise
+            raise OSError(f"{name} has no readable model.safetensors; copy the complete checkpoint.") from error
+        model.config.base_model = model.config.base_sha256 = None
+        model.config.name_or_path = model.name_or_path = name
+        unfit = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+        if unfit:
+            raise ValueError(
+                f"{name} lacks {len(unfit)} weights of the selector that its config describes, such as {unfit[0]}; "
+                "load a complete checkpoint."
+            )
+        model._source = source
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def _merged_weights(cls, name, config, source):
+        # Only adapter checkpoints need PEFT.
+        from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+        local_only = source.get("local_files_only", False)
+        weights = find_base_weights(config.base_model, config.base_sha256, local_files_only=local_only)
+        folder = _adapter_folder(name, **source)
+        model = cls(config)
+        encoder = load_encoder(weights.parent, config.backbone_config)
+        model.backbone.load_state_dict(encoder.state_dict())
+        adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+        weights = load_file(folder / _ADAPTER_FILES[1])
+        sizes = {key: value.shape for key, value in weights.items()}
+        unfit = sorted(k for k, v in get_peft_model_state_dict(adapted).items() if sizes.get(k) != v.shape)
+        if unfit:  # PEFT would leave some of them at their initial values
+            raise ValueError(
+                f"{name} lacks {len(unfit)} weights of its adapter, such as {unfit[0]}; copy the complete checkpoint."
+            )
+        set_peft_model_state_dict(adapted, weights)
+        return adapted.merge_and_unload().state_dict()
+
+
+def read_config(name, config_classes, **source):
+    """The config of a selector's checkpoint.
+
+    Args:
+        name (`str`): folder or Hub id.
+        config_classes: the config classes that will do.
+        source: where files come from; see `source_arguments`.
+
+    Raises:
+        OSError: no readable config.json.
+        ValueError: it belongs to another kind of model, or has a setting that cannot be used.
+    """
+    cause = None
+    try:
+        values, _ = PreTrainedConfig.get_config_dict(name, **source)
+    except OSError as error:
+        values, cause = {}, error
+    if "model_type" not in values:
+        raise OSError(
+            f"{name} is neither a folder with a readable config.json nor in the Hub cache; check the name, or load it "
+            "once with a network."
+        ) from cause
+    for config_class in config_classes:
+        if values.get("model_type") == config_class.model_type:
+            return config_class.from_dict(values)
+    raise ValueError(
+        f"{name} is a {values['model_type']!r} checkpoint, not an evidence selector; to train one on "
+        f"this encoder, use WarrantEncoderForEvidenceSelection.from_backbone({name!r})."
+    )
+
+
+def source_arguments(kwargs) -> dict:
+    """Those arguments of `from_pretrained` that say where files come from."""
+    return {key: kwargs[key] for key in _SOURCE_ARGUMENTS if kwargs.get(key) is not None}
+
+
+def _adapter_folder(name, subfolder="", **source):
+    """Local folder of the adapter; it is fetched first if `name` is a Hub id."""
+    inside = f"{subfolder}/{ADAPTER_FOLDER}" if subfolder else ADAPTER_FOLDER
+    root = Path(name)
+    if not root.is_dir():
+        try:
+            wanted = [f"{inside}/{file}" for file in _ADAPTER_FILES]
+            root = Path(snapshot_download(name, allow_patterns=wanted, **source))
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise OSError(f"The adapter of {name} cannot be fetched; load it once with a network.") from error
+    for file in _ADAPTER_FILES:
+        if not (root / inside / file).is_file():  # PEFT would look for a pickle next
+            raise OSError(f"{name} has no {inside}/{file}; copy the complete checkpoint.")
+    return root / inside
+
+
+__all__ = ["ADAPTER_FOLDER", "EvidenceLoadingMixin", "read_config", "source_arguments"]

@@ -1,0 +1,112 @@
+"""Configuration of the evidence selectors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from .permission import PERMISSION_VARIANTS
+
+# Smallest value of each numeric field.
+_LEAST = dict.fromkeys(("readout_size", "readout_heads", "gate_size"), 1) | dict.fromkeys(
+    ("gate_init", "gate_leak", "readout_dropout", "answerability_weight", "permission_supervision", "frozen_layers"), 0
+)
+
+
+class WarrantEncoderConfig(PreTrainedConfig):
+    """Configuration of [`WarrantEncoderForEvidenceSelection`].
+
+    Args:
+        backbone_config (`PreTrainedConfig` or `dict`): configuration of the text encoder (RoBERTa, XLM-R, BERT,
+            MPNet, ModernBERT, DeBERTa-v3, ...). `dict` needs the key `model_type`.
+        variant (`str`, defaults to `"pair"`): which permission stands on the evidence path, a key of
+            `PERMISSION_VARIANTS`: `"base"` (content head, no path), `"open"` (path, gate = 1), `"pair"` (the papers'
+            Full: one gate per question and item).
+        packing (`str`, defaults to `"isolated"`): `"isolated"` lets a candidate see the question and itself only, so
+            that its state does not depend on the other candidates or on the window it lies in; `"joint"` lets all
+            tokens of a window see each other.
+        readout_size (`int`): width of the readout's query and key projections.
+        readout_heads (`int`): attention heads of the readout; the permission is shared by the heads.
+        gate_size (`int`): hidden width of the pairwise gate MLP.
+        gate_init (`float`): permission of every item before training, in (gate_leak, 1).
+        gate_leak (`float`): smallest permission the gate can learn, in [0, 1).
+        readout_dropout (`float`): dropout on the states that enter the readout.
+        evidence_loss (`str`): `"bce"` (each candidate against its label) or `"listwise"` (cross-entropy against the
+            uniform distribution over a list's golds).
+        answerability_weight (`float`): weight of the loss on total mass ("does the list hold evidence at all").
+        permission_supervision (`float`): weight of a pairwise ranking loss that puts the labels on the gates
+            directly. 0 (the default) keeps labels away from the gate.
+        frozen_layers (`int`): the embeddings and this many lower layers keep their pretrained weights.
+        base_model (`str`, *optional*): the checkpoint holds a PEFT adapter in its folder `adapter/` and completes it
+            with the weights of this encoder. `None` for a checkpoint with all its weights.
+        base_sha256 (`str`, *optional*): digest of the `model.safetensors` the adapter was trained on.
+    """
+
+    model_type = "warrant_encoder"
+    sub_configs = {"backbone_config": AutoConfig}
+    # The Trainer keeps logits and permissions, `[rows, candidates]`, and nothing that grows with the text.
+    keys_to_ignore_at_inference = [
+        "attention",
+        "effective",
+        "mass",
+        "answerability_logits",
+        "item_attention",
+        "item_permission",
+    ]
+
+    backbone_config: dict | PreTrainedConfig | None = None
+    variant: str = "pair"
+    packing: str = "isolated"
+    readout_size: int = 256
+    readout_heads: int = 4
+    gate_size: int = 128
+    gate_init: float = 0.95
+    gate_leak: float = 0.05
+    readout_dropout: float = 0.1
+    evidence_loss: str = "bce"
+    answerability_weight: float = 0.2
+    permission_supervision: float = 0.0
+    frozen_layers: int = 0
+    base_model: str | None = None
+    base_sha256: str | None = None
+
+    def __post_init__(self, **kwargs):
+        if isinstance(self.backbone_config, dict):
+            settings = dict(self.backbone_config)
+            if "model_type" not in settings:
+                raise ValueError("backbone_config: the dict has no 'model_type'; add one, such as 'roberta'.")
+            self.backbone_config = AutoConfig.for_model(**settings)
+        _choice("variant", self.variant, PERMISSION_VARIANTS)
+        _choice("packing", self.packing, ("isolated", "joint"))
+        _choice("evidence_loss", self.evidence_loss, ("bce", "listwise"))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+                raise ValueError(f"{name} is {value!r}; it must be a number of {least} or more.")
+        if not 0 <= self.gate_leak < self.gate_init < 1:
+            raise ValueError(
+                f"gate_leak {self.gate_leak} and gate_init {self.gate_init}: need 0 <= gate_leak < gate_init < 1."
+            )
+        if self.readout_size % self.readout_heads:
+            raise ValueError(
+                f"readout_size {self.readout_size} is not divisible by readout_heads {self.readout_heads}; "
+                "choose a multiple."
+            )
+        if self.readout_dropout >= 1:
+            raise ValueError(f"readout_dropout is {self.readout_dropout}; it must be less than 1.")
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def own_fields(cls) -> list[str]:
+        """Names of the fields that are documented above, without those of every transformers config."""
+        inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+        return [field.name for field in dataclasses.fields(cls) if field.name not in inherited]
+
+
+def _choice(name, value, allowed):
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; choose one of {', '.join(repr(a) for a in allowed)}.")
+
+
+__all__ = ["WarrantEncoderConfig"]

@@ -1,0 +1,231 @@
+"""From text to ranked evidence: what a selector offers a person with a question and passages."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from .processing_evidence import EvidenceProcessor, check_lists, full_text
+
+REVOKE_BY = ("gate", "mask")
+
+
+class EvidenceRankingMixin:
+    """`rank` and `rank_batch` for a selector, with the processor of its checkpoint."""
+
+    _processor = None
+
+    @property
+    def processor(self) -> EvidenceProcessor:
+        """The checkpoint's processor, read on first use. Assign one to a model that was built in code."""
+        if self._processor is None:
+            if not self.name_or_path:
+                raise ValueError("model.processor is not set; assign an EvidenceProcessor to it.")
+            try:
+                self._processor = EvidenceProcessor.from_pretrained(
+                    self.name_or_path, trust_remote_code=False, **self._source
+                )
+            except (OSError, TypeError, ValueError) as error:
+                raise OSError(
+                    f"{self.name_or_path} has no processor; save the EvidenceProcessor with the model, or assign one "
+                    "to model.processor."
+                ) from error
+        return self._processor
+
+    @processor.setter
+    def processor(self, value: EvidenceProcessor):
+        self._processor = value
+
+    def rank(self, question, passages, *, revoke=(), revoke_by="gate", top_k=None, return_tokens=False) -> dict:
+        """Ranks passages by how much they support an answer to the question.
+
+        Args:
+            question (`str`): the question.
+            passages (`list` of `str` or `{"text", "title"?, "id"?, ...}`): the candidates; other keys are kept.
+            revoke (`list[int]`): input positions whose permission is withdrawn.
+            revoke_by (`str`): `"gate"` sets the permission to 0: the passage's mass is removed, the others keep
+                theirs, and it still stands in the denominator of the attention. `"mask"` leaves the passage out of
+                the input, as if it had never been retrieved. Neither is an access control.
+            top_k (`int`, *optional*): how many to return; all when not given.
+            return_tokens (`bool`): add attention and permission of each token, with its characters in title or text.
+
+        Returns:
+            `{"question", "evidence": [...], "mass", "answerability", "notes"}`. Each evidence has `index` (position
+            in the input), `rank` (from 1), `id`, `title`, `text`, `score` (logit), `probability`, `attention`,
+            `permission`, `effective`, `revoked`; keys of the passage with one of these names are replaced. Equal
+            scores rank in input order. The numbers are Python floats.
+
+        Raises:
+            ValueError: an empty question, no passages, or an argument out of range.
+        """
+        return self.rank_batch(
+            [question], [passages], revoke=[revoke], revoke_by=revoke_by, top_k=top_k, return_tokens=return_tokens
+        )[0]
+
+    @torch.no_grad()
+    def rank_batch(
+        self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", top_k=None, return_tokens=False
+    ) -> list[dict]:
+        """[`rank`] for many questions; results in input order, whatever the batching.
+
+        Args:
+            questions (`list[str]`), passages (`list[list]`), revoke (`list[list[int]]`, *optional*): one per question.
+            batch_size (`int`): questions encoded at a time; questions of similar length share a batch.
+        """
+        _check_choices(top_k, revoke_by, batch_size)
+        if isinstance(questions, str):
+            raise ValueError("questions is one text; give a list of questions, or call rank().")
+        passages = [list(listed) for listed in check_lists(passages)]
+        revoke = [()] * len(questions) if revoke is None else revoke
+        if not len(questions) == len(passages) == len(revoke):
+            raise ValueError(
+                f"{len(questions)} questions, {len(passages)} passage lists and {len(revoke)} revoke lists; "
+                "give one of each per question."
+            )
+        if not len(questions):
+            return []
+        revoke = [_revoked(given, len(listed), row) for row, (given, listed) in enumerate(zip(revoke, passages))]
+        kept = [list(range(len(listed))) for listed in passages]
+        if revoke_by == "mask":
+            kept = [[at for at in keep if at not in closed] for keep, closed in zip(kept, revoke)]
+            if not all(kept):
+                raise ValueError(f"revoke masks every passage of question {kept.index([])}; leave at least one.")
+        elif any(revoke) and not self.readout.variant.path:
+            raise ValueError(
+                f"revoke_by 'gate' needs a permission, and variant {self.config.variant!r} has none; use 'mask'."
+            )
+        rows = self.processor.encode(questions, [[listed[at] for at in keep] for listed, keep in zip(passages, kept)])
+        order = sorted(range(len(rows)), key=lambda row: rows[row].input_ids.size)
+        results, lowest = [None] * len(rows), self.readout.lowest_logit()
+        was_training = self.training
+        self.eval()
+        try:
+            for start in range(0, len(order), batch_size):
+                batch = order[start : start + batch_size]
+                output, width = self._rank_encoded(batch, rows, revoke if revoke_by == "gate" else None)
+                for at, row in enumerate(batch):
+                    scores = {name: value[at] for name, value in output.items()}
+                    tokens = _tokens(rows[row], scores, width) if return_tokens else None
+                    places = {index: place for place, index in enumerate(kept[row])}
+                    if self.config.packing == "isolated":
+                        places = _shared_by_twins(places, passages[row], revoke[row])
+                    result = _result(questions[row], passages[row], places, revoke[row], scores, lowest, tokens)
+                    result["evidence"] = result["evidence"][:top_k]
+                    results[row] = result | {"notes": rows[row].notes}
+        finally:
+            self.train(was_training)
+        return results
+
+    def _rank_encoded(self, batch, rows, revoke):
+        inputs = self.processor.pad([rows[row] for row in batch])
+        override = None
+        if revoke is not None and any(revoke[row] for row in batch):
+            override = torch.full(inputs["candidate_mask"].shape, float("nan"))
+            for at, row in enumerate(batch):
+                override[at, list(revoke[row])] = 0.0
+            override = override.to(self.device)
+        output = self(**inputs.to(self.device), permission_override=override)
+        if not torch.isfinite(output.logits[inputs["candidate_mask"]]).all():
+            raise ValueError(
+                f"The scores are not finite in {self.dtype}; load the model in bfloat16 or float32 instead."
+            )
+        tensors = {name: value.float().cpu() for name, value in output.items() if value is not None}
+        return tensors, inputs["input_ids"].shape[2]
+
+
+def _shared_by_twins(places, passages, revoked):
+    """Points equal passages at one place: their states are equal up to rounding, and rounding must not rank them."""
+    first = {}
+    keys = {index: (full_text(passages[index]), index in revoked) for index in places}
+    return {index: first.setdefault(keys[index], place) for index, place in places.items()}
+
+
+def _result(question, passages, places, revoked, scores, lowest, tokens):
+    has_path = "permission" in scores
+    evidence = []
+    for index, passage in enumerate(passages):
+        known = {"text": passage} if isinstance(passage, str) else dict(passage)
+        position = places.get(index)
+        item = {"index": index, "rank": 0, "id": known.get("id"), "title": known.get("title"), "text": known["text"]}
+        item["score"] = lowest if position is None else float(scores["logits"][position])
+        item["probability"] = _sigmoid(item["score"])
+        for name in ("attention", "permission", "effective"):
+            read = float(scores[name][position]) if has_path and position is not None else 0.0
+            item[name] = read if has_path else None
+        item["revoked"] = index in revoked
+        item |= {key: value for key, value in known.items() if key not in item}
+        if tokens is not None:
+            item["tokens"] = _in_fields(tokens.get(position, []), known)
+        evidence.append(item)
+    evidence.sort(key=lambda item: -item["score"])  # stable: equal scores in input order
+    for rank, item in enumerate(evidence, 1):
+        item["rank"] = rank
+    return {
+        "question": question,
+        "evidence": evidence,
+        "mass": float(scores["mass"]) if has_path else None,
+        "answerability": _sigmoid(float(scores["answerability_logits"])),
+    }
+
+
+def _tokens(encoded, scores, width):
+    """Candidate -> `(start, end, attention, permission)` of its tokens, by characters of `title: text`.
+
+    Separators have no characters and are left out, so the attention of the tokens sums to less than the candidate's.
+    """
+    if "item_attention" not in scores:
+        return {}
+    windows, places = np.nonzero(encoded.segment_ids > 0)
+    owners = encoded.item_candidates[encoded.segment_ids[windows, places] - 1]
+    starts, ends = encoded.offsets[windows, places].T
+    flat = torch.from_numpy(windows * width + places)
+    attention, permission = scores["item_attention"][flat].tolist(), scores["item_permission"][flat].tolist()
+    found = {}
+    for owner, *token in zip(owners.tolist(), starts.tolist(), ends.tolist(), attention, permission):
+        if token[1] > token[0]:
+            found.setdefault(owner, []).append(token)
+    return found
+
+
+def _in_fields(tokens, known):
+    """Tokens of `title: text` as tokens of title or text; those of the separating colon are left out."""
+    lead = len(full_text(known)) - len(known["text"])
+    placed = []
+    for start, end, attention, permission in tokens:
+        field, shift = ("title", 0) if start < lead - 2 else ("text", lead)
+        if end > shift:
+            span = {"start": max(start - shift, 0), "end": end - shift, "field": field}
+            placed.append(span | {"attention": attention, "permission": permission})
+    return placed
+
+
+def _sigmoid(logit):
+    return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+def _check_choices(top_k, revoke_by, batch_size):
+    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
+        raise ValueError(f"top_k is {top_k!r}; give a whole number of 0 or more, or None for all.")
+    if revoke_by not in REVOKE_BY:
+        raise ValueError(f"revoke_by is {revoke_by!r}; choose 'gate' or 'mask'.")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}; give a whole number of 1 or more.")
+
+
+def _revoked(indices, count, row):
+    """The set of revoked positions, checked."""
+    indices = () if indices is None else indices
+    if not hasattr(indices, "__iter__") or isinstance(indices, str):
+        raise ValueError(f"revoke is {indices!r} for question {row}; give a list of positions.")
+    indices = list(indices)
+    for index in indices:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+            raise ValueError(
+                f"revoke: {index!r} is not a passage of question {row}; give positions from 0 to {count - 1}."
+            )
+    return set(indices)
+
+
+__all__ = ["EvidenceRankingMixin"]

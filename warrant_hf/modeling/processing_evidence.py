@@ -1,0 +1,247 @@
+"""Text to windows: question and candidates become token ids, segments and the map from items to candidates."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import BatchFeature, ProcessorMixin
+
+QUESTION, PADDING = 0, -1
+# Two tokens around the question, and an item of at least one token with its separator beside half a window of it.
+_SMALLEST_WINDOW = 8
+# Half of a surrogate pair: JSON can spell it, no tokenizer takes it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass
+class EncodedEvidence:
+    """One question with its candidates, packed.
+
+    Args:
+        input_ids, segment_ids (`[W, N]` int64 arrays): see [`WarrantEncoderForEvidenceSelection`].
+        offsets (`[W, N, 2]`): characters of each token in its candidate's text as tokenized (`title: text`).
+        item_candidates (`[S]`): candidate of each item.
+        candidates (`int`): number of candidates.
+        notes (`list[str]`): what was shortened or split, in sentences.
+    """
+
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    offsets: np.ndarray
+    item_candidates: np.ndarray
+    candidates: int
+    notes: list = field(default_factory=list)
+
+
+class EvidenceProcessor(ProcessorMixin):
+    """Packs a question and its candidates into windows of one encoder.
+
+    A window reads `[CLS] question [SEP] candidate [SEP] candidate [SEP] ...`; a candidate reads `title: text`. No
+    candidate is dropped and no text is cut: what does not fit goes to the next window, and a candidate longer than a
+    window is split into several items, which is reported. Text that spells a special token is no special token: it is
+    read as text, or as unknown where the vocabulary has no other pieces for it.
+
+    Args:
+        tokenizer: any fast tokenizer with a separator or end token.
+        max_length (`int`): tokens in a window, question included; the tokenizer's `model_max_length` if that is less.
+        max_question_tokens (`int`): a longer question is cut at its end, which is reported; half a window at most.
+    """
+
+    attributes = ["tokenizer"]
+    tokenizer_class = "AutoTokenizer"
+
+    def __init__(self, tokenizer=None, max_length: int = 512, max_question_tokens: int = 128, **kwargs):
+        if tokenizer is None or not getattr(tokenizer, "is_fast", False):
+            raise ValueError("tokenizer: a fast tokenizer is needed, because tokens are mapped back to characters.")
+        if tokenizer.sep_token_id is None and tokenizer.eos_token_id is None:
+            raise ValueError("tokenizer: it has no separator token; set sep_token or eos_token.")
+        if max_question_tokens < 1:
+            raise ValueError(f"max_question_tokens is {max_question_tokens}; it must be 1 or more.")
+        if max_length < max(2 * max_question_tokens, _SMALLEST_WINDOW):
+            raise ValueError(
+                f"max_length is {max_length}; it must be at least {_SMALLEST_WINDOW} and twice max_question_tokens "
+                f"({max_question_tokens})."
+            )
+        self.max_length, self.max_question_tokens = max_length, max_question_tokens
+        super().__init__(tokenizer, **kwargs)
+        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        special = (special | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
+        self._special_ids = np.array(sorted(special), dtype=np.int64)
+        self._tokenize(["a"])  # sets the backend's switches, which must not change while a thread is inside it
+
+    @property
+    def model_input_names(self):
+        return ["input_ids", "segment_ids", "item_candidates", "candidate_mask"]
+
+    def __call__(self, questions, passages, **kwargs) -> BatchFeature:
+        """Packs and pads one question with its passages, or a list of questions with a list of passage lists.
+
+        Args:
+            questions (`str` or `list[str]`), passages (`list` or `list[list]` of `str` or `{"text", "title"?}`).
+
+        Returns:
+            `BatchFeature` of tensors `input_ids`, `segment_ids` `[B, W, N]`, `item_candidates` `[B, S]`,
+            `candidate_mask` `[B, C]`.
+
+        Raises:
+            ValueError: an empty question, no passages, or a passage without text.
+        """
+        if isinstance(questions, str):
+            questions, passages = [questions], [passages]
+        return self.pad(self.encode(questions, passages), **kwargs)
+
+    def encode(self, questions, passages) -> list[EncodedEvidence]:
+        """Tokenizes and packs without padding rows against each other; see `__call__`."""
+        if len(questions) != len(passages):
+            raise ValueError(f"questions: {len(questions)} for {len(passages)} passage lists; give one list each.")
+        for row, question in enumerate(questions):
+            check_question(question, row)
+        texts = [[full_text(passage, f"passages[{row}][{at}]") for at, passage in enumerate(listed)]
+                 for row, listed in enumerate(check_lists(passages))]
+        flat = self._tokenize(list(questions) + [text for listed in texts for text in listed])
+        rows, start = [], len(questions)
+        for row, listed in enumerate(texts):
+            rows.append(self._pack(flat[row], flat[start : start + len(listed)]))
+            start += len(listed)
+        return rows
+
+    def pad(self, rows: list[EncodedEvidence], pad_to_multiple_of: int = 8) -> BatchFeature:
+        """Stacks packed rows: windows and tokens are padded with segment -1."""
+        windows = max(len(row.input_ids) for row in rows)
+        tokens = max(row.input_ids.shape[1] for row in rows)
+        tokens = -(-tokens // pad_to_multiple_of) * pad_to_multiple_of
+        shape = (len(rows), windows, tokens)
+        input_ids = np.full(shape, self.tokenizer.pad_token_id or 0)
+        segment_ids = np.full(shape, PADDING)
+        items = np.full((len(rows), max(len(row.item_candidates) for row in rows)), -1)
+        candidates = np.zeros((len(rows), max(row.candidates for row in rows)), dtype=bool)
+        for at, row in enumerate(rows):
+            height, width = row.input_ids.shape
+            input_ids[at, :height, :width] = row.input_ids
+            segment_ids[at, :height, :width] = row.segment_ids
+            items[at, : len(row.item_candidates)] = row.item_candidates
+            candidates[at, : row.candidates] = True
+        arrays = {"input_ids": input_ids, "segment_ids": segment_ids, "item_candidates": items}
+        arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return BatchFeature(arrays | {"candidate_mask": torch.from_numpy(candidates)})
+
+    def _tokenize(self, texts):
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=True,
+            truncation=False,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        return [
+            (self._as_text(np.array(ids, dtype=np.int64)), np.array(offsets, dtype=np.int64).reshape(-1, 2))
+            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"])
+        ]
+
+    def _as_text(self, ids):
+        # A vocabulary of whole words or sentence pieces can hold the special tokens as ordinary pieces.
+        spelled = np.isin(ids, self._special_ids)
+        unknown = self.tokenizer.unk_token_id
+        if unknown is None and spelled.any():
+            token = self.tokenizer.convert_ids_to_tokens(int(ids[spelled][0]))
+            raise ValueError(
+                f"A text spells {token!r}, a special token that this tokenizer cannot read as text; set its unk_token."
+            )
+        return np.where(spelled, unknown, ids) if spelled.any() else ids
+
+    def _pack(self, question, candidates) -> EncodedEvidence:
+        limit = min(self.max_length, self.tokenizer.model_max_length)  # a tokenizer without a limit reports 1e30
+        if limit < _SMALLEST_WINDOW:
+            raise ValueError(f"tokenizer.model_max_length is {limit}; it must be at least {_SMALLEST_WINDOW}.")
+        begin = self.tokenizer.cls_token_id if self.tokenizer.cls_token_id is not None else self.tokenizer.bos_token_id
+        end = self.tokenizer.sep_token_id if self.tokenizer.sep_token_id is not None else self.tokenizer.eos_token_id
+        notes, words = [], question[0]
+        allowed = min(self.max_question_tokens, limit // 2)
+        if len(words) > allowed:
+            notes.append(f"The question has {len(words)} tokens; only its first {allowed} were read.")
+            words = words[:allowed]
+        head = np.concatenate([[begin] if begin is not None else [], words, [end]]).astype(np.int64)
+        room = limit - len(head)
+
+        pieces, owners = [], []  # each piece: ids and offsets of one item, its separator included
+        for at, (ids, offsets) in enumerate(candidates):
+            parts = max(1, -(-len(ids) // (room - 1)))
+            if parts > 1:
+                notes.append(f"Passage {at} has {len(ids)} tokens; it was read in {parts} parts.")
+            for ids_part, offsets_part in zip(np.array_split(ids, parts), np.array_split(offsets, parts)):
+                pieces.append((np.append(ids_part, end), np.vstack([offsets_part, [[0, 0]]])))
+                owners.append(at)
+        # Next-fit in input order, with windows closed early so that they come out about equally long: a row is padded
+        # to its longest window.
+        total = sum(len(ids) for ids, _ in pieces)
+        share = total / -(-total // room)
+        window, used, places = 0, 0, []
+        for ids, _ in pieces:
+            if used and (used + len(ids) > room or used + len(ids) / 2 > share):
+                window, used = window + 1, 0
+            places.append(window)
+            used += len(ids)
+        groups = np.split(np.arange(len(pieces)), np.flatnonzero(np.diff(places)) + 1)
+        width = len(head) + max(sum(len(pieces[i][0]) for i in group) for group in groups)
+        input_ids = np.full((len(groups), width), self.tokenizer.pad_token_id or 0)
+        segment_ids = np.full((len(groups), width), PADDING)
+        spans = np.zeros((len(groups), width, 2), dtype=np.int64)
+        for at, group in enumerate(groups):
+            sizes = [len(pieces[i][0]) for i in group]
+            stop = len(head) + sum(sizes)
+            input_ids[at, :stop] = np.concatenate([head, *(pieces[i][0] for i in group)])
+            segment_ids[at, :stop] = np.concatenate([np.full(len(head), QUESTION), np.repeat(group + 1, sizes)])
+            spans[at, len(head) : stop] = np.concatenate([pieces[i][1] for i in group])
+        return EncodedEvidence(input_ids, segment_ids, spans, np.array(owners), len(candidates), notes)
+
+
+def check_question(question, row=0):
+    """Raises a `ValueError` for a question that is not text."""
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"question {row} is {_short(question)}; give a text that is not empty.")
+    _check_characters(question, f"question {row}")
+
+
+def check_lists(passages):
+    """Raises a `ValueError` for a row without passages, or for one text where a list is due."""
+    for row, listed in enumerate(passages):
+        if isinstance(listed, (str, bytes, dict, set)) or not hasattr(listed, "__len__"):
+            raise ValueError(f"passages[{row}] is a {type(listed).__name__}; give a list of passages.")
+        if not len(listed):
+            raise ValueError(f"passages[{row}] is empty; give at least one passage.")
+    return passages
+
+
+def full_text(passage, place="passage"):
+    """`title: text` of a passage given as `str` or `{"text", "title"?}`."""
+    if isinstance(passage, str):
+        passage = {"text": passage}
+    if not isinstance(passage, dict) or not isinstance(passage.get("text"), str):
+        raise ValueError(f"{place} is {_short(passage)}; give a text, or a dict with the key 'text'.")
+    if not passage["text"].strip():
+        raise ValueError(f"{place} has an empty text; leave the passage out or give it words.")
+    title = passage.get("title")
+    if title is not None and not isinstance(title, str):
+        raise ValueError(f"{place}.title is {_short(title)}; give a text or leave it out.")
+    _check_characters(passage["text"], place)
+    _check_characters(title or "", f"{place}.title")
+    return f"{title}: {passage['text']}" if title else passage["text"]
+
+
+def _check_characters(text, place):
+    half = _SURROGATE.search(text)
+    if half:
+        raise ValueError(f"{place} has half a surrogate pair at character {half.start()}; write the whole character.")
+
+
+def _short(value):
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = ["EncodedEvidence", "EvidenceProcessor", "check_lists", "check_question", "full_text"]
