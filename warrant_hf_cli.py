@@ -171,7 +171,9 @@ def train(
 
 @app.command()
 def evaluate(
-    data: Annotated[Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
+    ],
     json: Annotated[Path, typer.Option(metavar="OUT", help="Where the metrics go, as JSON.")],
     markdown: Annotated[
         Path | None,

@@ -8,7 +8,16 @@ from collections import Counter
 
 import pytest
 
-from warrant_hf.data import CandidateDataset, DataError, EvidenceRow, build_candidates, missing_gold, random_sublist
+from warrant_hf.data import (
+    CandidateDataset,
+    DataError,
+    EvidenceRow,
+    EvidenceWorld,
+    build_candidates,
+    missing_gold,
+    random_sublist,
+    without_evidence,
+)
 
 
 def make_row(golds=2, distractors=12, id="row"):
@@ -165,3 +174,14 @@ def test_hash_seed_does_not_matter():
         digests.add(result.stdout)
     # The value itself is fixed too: other platforms and Python versions must produce the same data.
     assert digests == {"bcbe10c95aea008877c51b38949752726615d2607dd181f0daac10b475ad6855\n"}
+
+
+def test_list_without_evidence_keeps_its_length():
+    row = next(row for row in EvidenceWorld(3, candidates=30, missing_rate=0.0).generate(5) if sum(row.labels) >= 2)
+    listed = build_candidates(row, size=8, seed=1)
+    emptied = without_evidence(row, listed, seed=1)
+    assert len(emptied.candidates) == len(listed.candidates) and not emptied.has_evidence
+    hard = [candidate.text for candidate in listed.candidates if candidate.kind == "hard"]
+    assert set(hard) <= {candidate.text for candidate in emptied.candidates}
+    only_gold = row.with_candidates([candidate for candidate in row.candidates if candidate.label])
+    assert without_evidence(only_gold, only_gold) is None

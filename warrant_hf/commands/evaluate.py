@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import __version__
-from ..data.candidates import build_candidates, missing_gold
+from ..data.candidates import build_candidates, without_evidence
 from ..data.readers import read_rows
 from ..data.schema import DataError
 from ..evaluation.metrics import evidence_metrics
@@ -31,16 +31,13 @@ def run(
 ) -> None:
     if size != "all" and not (size.isdecimal() and int(size) > 0):
         raise ValueError(f"--size is {size!r}; give a number of candidates from 1 up, or all.")
-    rows = [
-        build_candidates(row, size=None if size == "all" else int(size), seed=seed)
-        for row in read_rows(data, level=level, limit=limit)
-    ]
+    whole = read_rows(data, level=level, limit=limit)
+    rows = [build_candidates(row, size=None if size == "all" else int(size), seed=seed) for row in whole]
     repeated = len(rows) - len({row.id for row in rows})
     if repeated:
         raise DataError(f"{data}: {repeated} rows repeat the id of another row; make the ids unique.")
-    # Where every candidate is evidence, nothing is left without it: such a row has no counterpart.
-    emptied = [missing_gold(row, none_rate=1, one_rate=0, seed=seed) for row in rows]
-    emptied = [row for row in emptied if not row.has_evidence]
+    emptied = [without_evidence(full, row, seed=seed) for full, row in zip(whole, rows, strict=True)]
+    emptied = [row for row in emptied if row is not None]
 
     selector = load_model(model)
     with progress() as bar:

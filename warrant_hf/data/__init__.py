@@ -1,6 +1,6 @@
 """Data layer: schema, readers, candidate lists, and the EvidenceWorld generator."""
 
-from .candidates import CandidateDataset, build_candidates, missing_gold, random_sublist
+from .candidates import CandidateDataset, build_candidates, missing_gold, random_sublist, without_evidence
 from .evidence_world import EvidenceWorld
 from .readers import read_rows, rows_from
 from .schema import Candidate, DataError, EvidenceRow
@@ -16,4 +16,5 @@ __all__ = [
     "random_sublist",
     "read_rows",
     "rows_from",
+    "without_evidence",
 ]

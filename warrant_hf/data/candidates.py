@@ -94,6 +94,20 @@ def missing_gold(
     return _kept(row, _incomplete(_labels(row), none_rate, one_rate, rng))
 
 
+def without_evidence(
+    row: EvidenceRow, listed: EvidenceRow, *, hard: int = 4, seed: int | str = 0
+) -> EvidenceRow | None:
+    """The list `listed` of `build_candidates(row, …)` as it is when nothing in it supports an answer.
+
+    Its golds give way to further distractors of the row, so that the list keeps its length as far as the row has
+    enough of them: a shorter list would be told apart by its length alone. `None` where the row has no distractor.
+    """
+    distractors = [candidate for candidate in row.candidates if candidate.label == 0]
+    if not distractors:
+        return None
+    return build_candidates(row.with_candidates(distractors), size=len(listed.candidates), hard=hard, seed=seed)
+
+
 def random_sublist(row: EvidenceRow, seed: int | str = 0) -> EvidenceRow:
     """A random part of the candidates, in their order; its size is uniform on 1 … all."""
     rng = seeded_random("random_sublist", seed, row.id)

@@ -13,7 +13,6 @@ from .configuration_evidence import WarrantEncoderConfig
 from .evidence_ranking import EvidenceRankingMixin
 from .evidence_readout import EvidenceReadout
 from .outputs import EvidenceOutput
-from .permission import PermissionGate
 
 # Encoders that cannot take a token-by-token mask, so that candidates cannot be kept apart inside one window.
 _JOINT_ONLY = {"deberta", "deberta-v2"}
@@ -34,9 +33,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceRankingMixin, PreTrai
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, PermissionGate):
-            module.reset_score(init)
-        elif isinstance(module, EvidenceReadout):
+        if isinstance(module, EvidenceReadout):
+            # Here and not for the gate itself: transformers passes over modules that hold no parameters of their own.
+            module.gate.reset_score(init)
             for parameter, value in ((module.beta, 1.0), (module.bias, 0.0)):
                 init.constant_(parameter, value)
             init.constant_(module.mass_scale, 1.0)
@@ -235,9 +234,9 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
     def _additive(self, mask):
         # Additive, because eager attention adds whatever it is given: a boolean mask would raise real tokens by one.
         dtype = self.backbone.dtype
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
-            ~mask, torch.finfo(dtype).min
-        )[:, None]
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)[
+            :, None
+        ]
 
 
 def isolation_mask(segment_ids):

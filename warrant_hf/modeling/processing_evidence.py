@@ -99,8 +99,10 @@ class EvidenceProcessor(ProcessorMixin):
             raise ValueError(f"questions: {len(questions)} for {len(passages)} passage lists; give one list each.")
         for row, question in enumerate(questions):
             check_question(question, row)
-        texts = [[full_text(passage, f"passages[{row}][{at}]") for at, passage in enumerate(listed)]
-                 for row, listed in enumerate(check_lists(passages))]
+        texts = [
+            [full_text(passage, f"passages[{row}][{at}]") for at, passage in enumerate(listed)]
+            for row, listed in enumerate(check_lists(passages))
+        ]
         flat = self._tokenize(list(questions) + [text for listed in texts for text in listed])
         rows, start = [], len(questions)
         for row, listed in enumerate(texts):

@@ -1,0 +1,256 @@
+"""A training run as one YAML file: encoder, selector, data and `TrainingArguments`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from .data.candidates import CandidateDataset, build_candidates
+from .data.readers import read_rows
+
+DATA_SEED = "eval"  # evaluation lists are the same for every training seed
+
+
+class DataSettings(pydantic.BaseModel, extra="forbid"):
+    """How rows become training items; see `CandidateDataset`. `draws` passes over the rows make one epoch."""
+
+    level: Literal["sentence", "passage"] = "sentence"
+    size: int | None = 8
+    hard: int = 4
+    draws: int = 1
+    lists_per_question: int = 4
+    none_rate: float = 0.25
+    one_rate: float = 0.25
+    max_length: int = 256
+    max_question_tokens: int = 96
+
+
+class LoraSettings(pydantic.BaseModel, extra="forbid"):
+    """LoRA on every linear layer of the encoder above `frozen_layers`; the readout is trained in full."""
+
+    r: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+
+
+class Recipe(pydantic.BaseModel, extra="forbid"):
+    """Everything that fixes a training run but its data files and its seed's consequences.
+
+    Args:
+        base_model: encoder on the Hub or in a folder, for a selector with a fresh readout.
+        start_from: instead of `base_model`, a selector to go on from: a folder, a Hub id, or "default" for the shipped
+            one. Its settings, processor included, are kept, so `model` and `encoder` must be empty.
+        model: fields of `WarrantEncoderConfig`.
+        encoder: fields of the encoder's own config to change, such as its dropout.
+        lora: LoRA settings, or null to train the encoder itself.
+        data: see `DataSettings`.
+        training: fields of `EvidenceTrainingArguments`.
+        seed: of weights, dropout, order and candidate lists.
+        bf16: autocast to bfloat16.
+    """
+
+    base_model: str | None = None
+    start_from: str | None = None
+    model: dict[str, Any] = {}
+    encoder: dict[str, Any] = {}
+    lora: LoraSettings | None = None
+    data: DataSettings = DataSettings()
+    training: dict[str, Any] = {}
+    seed: int = 0
+    bf16: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _one_start(self):
+        if (self.base_model is None) == (self.start_from is None):
+            raise ValueError("give either base_model (an encoder) or start_from (a selector)")
+        if self.start_from is not None and (self.model or self.encoder):
+            raise ValueError("with start_from, the settings are those of the selector; remove model and encoder")
+        return self
+
+    @classmethod
+    def from_yaml(cls, path, changes: dict[str, Any] | None = None) -> Recipe:
+        """Reads a recipe; `changes` replaces fields, nested ones by dots (`{"model.variant": "open"}`).
+
+        Raises:
+            ValueError: the file is not a recipe, with the field and the remedy.
+        """
+        import yaml
+
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read ({type(error).__name__}); give a YAML recipe.") from None
+        except yaml.YAMLError as error:
+            place = getattr(error, "problem_mark", None)
+            line = f" (line {place.line + 1})" if place else ""
+            raise ValueError(f"{path} is not YAML{line}; correct it.") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} is not a recipe; it must be a mapping with the key base_model.")
+        for name, value in (changes or {}).items():
+            *parents, last = name.split(".")
+            place = values
+            for parent in parents:
+                place = place.setdefault(parent, {})
+                if not isinstance(place, dict):
+                    raise ValueError(f"{name}: {parent} is not a group of settings in {path}.")
+            place[last] = value
+        try:
+            return cls(**values)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            message = first["msg"].removeprefix("Value error, ")
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{path}: {place}{': ' if place else ''}{message[0].lower()}{message[1:]}.") from None
+
+
+def build(recipe: Recipe):
+    """Model (wrapped by PEFT if the recipe has `lora`) and processor before the first step."""
+    import transformers
+
+    transformers.set_seed(recipe.seed)
+    model = _on_encoder(recipe) if recipe.start_from is None else _selector(recipe.start_from)
+    return (model if recipe.lora is None else _with_lora(model, recipe.lora)), model.processor
+
+
+def _selector(name):
+    from .modeling import DEFAULT_CHECKPOINT, AutoModelForEvidenceSelection
+
+    model = AutoModelForEvidenceSelection.from_pretrained(DEFAULT_CHECKPOINT if name == "default" else name)
+    model.processor  # read while the folder is known: training writes elsewhere
+    return model
+
+
+def _on_encoder(recipe):
+    import transformers
+
+    from .modeling import EvidenceProcessor, WarrantEncoderForEvidenceSelection
+    from .modeling.base_weights import find_backbone, find_base_weights
+
+    if recipe.lora is not None:
+        find_base_weights(recipe.base_model, None)  # `save` needs them: better known now than after training
+    model = WarrantEncoderForEvidenceSelection.from_backbone(recipe.base_model, encoder=recipe.encoder, **recipe.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(find_backbone(recipe.base_model), trust_remote_code=False)
+    tokenizer.model_max_length = model.longest_input()
+    model.processor = EvidenceProcessor(
+        tokenizer, max_length=recipe.data.max_length, max_question_tokens=recipe.data.max_question_tokens
+    )
+    return model
+
+
+def train(recipe: Recipe, *, train_file, eval_file=None, output_dir, resume: bool = False) -> dict[str, float]:
+    """Trains, saves a checkpoint that `from_pretrained` loads to `output_dir`, and returns the last metrics.
+
+    Args:
+        train_file, eval_file: labelled rows in any format of `read_rows`.
+        resume: go on from the last complete Trainer checkpoint in `output_dir`.
+
+    Raises:
+        ValueError: a setting or file that cannot be used.
+    """
+    data = recipe.data
+    rows = read_rows(train_file, level=data.level)
+    eval_set = None if eval_file is None else _eval_items(read_rows(eval_file, level=data.level), data)
+    trainer = train_rows(recipe, rows, output_dir=output_dir, eval_set=eval_set, resume=resume)
+    metrics = trainer.evaluate() if eval_set is not None else {}
+    save(trainer.model, trainer.processing_class, recipe, output_dir)
+    return metrics
+
+
+def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool = False):
+    """Trains on rows and returns the `EvidenceTrainer`; nothing but its checkpoints is written."""
+    from .trainer import EvidenceTrainer, EvidenceTrainingArguments
+
+    unknown = sorted(set(recipe.training) - set(EvidenceTrainingArguments.__dataclass_fields__))
+    if unknown:
+        raise ValueError(f"training.{unknown[0]} is not a field of EvidenceTrainingArguments; remove it.")
+    data = recipe.data
+    train_set = CandidateDataset(
+        rows,
+        size=data.size,
+        hard=data.hard,
+        seed=recipe.seed,
+        draws=data.draws,
+        lists_per_question=data.lists_per_question,
+        none_rate=data.none_rate,
+        one_rate=data.one_rate,
+    )
+    model, processor = build(recipe)
+    settings = {"bf16": recipe.bf16, "seed": recipe.seed, "report_to": "none", "save_total_limit": 2}
+    args = EvidenceTrainingArguments(output_dir=str(output_dir), **{**settings, **recipe.training})
+    trainer = EvidenceTrainer(model, args, train_dataset=train_set, eval_dataset=eval_set, processing_class=processor)
+    trainer.train(resume_from_checkpoint=_last_checkpoint(Path(output_dir)) if resume else None)
+    return trainer
+
+
+def save(model, processor, recipe: Recipe, output_dir) -> None:
+    """Writes a checkpoint: all weights, or config and adapter where LoRA was trained on a plain encoder."""
+    from .modeling.base_weights import find_base_weights, sha256_of
+    from .modeling.checkpoint_loading import ADAPTER_FOLDER
+
+    output_dir = Path(output_dir)
+    if recipe.lora is None:
+        model.save_pretrained(output_dir)
+    elif recipe.start_from is not None:  # an adapter on an adapter would need both to be loaded
+        model.merge_and_unload().save_pretrained(output_dir)
+    else:
+        model.save_pretrained(output_dir / ADAPTER_FOLDER)
+        config = model.get_base_model().config
+        config.base_model = recipe.base_model
+        config.base_sha256 = sha256_of(find_base_weights(recipe.base_model, None))
+        config.save_pretrained(output_dir)
+        config.base_model = config.base_sha256 = None
+    processor.save_pretrained(output_dir)
+    (output_dir / "recipe.json").write_text(json.dumps(recipe.model_dump(), indent=2) + "\n", encoding="utf-8")
+
+
+def _with_lora(model, settings: LoraSettings):
+    from peft import LoraConfig, get_peft_model
+    from torch import nn
+
+    targets = [
+        name
+        for name, module in model.backbone.named_modules(prefix="backbone")
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    ]
+    config = LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        modules_to_save=["readout"],
+    )
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    model = get_peft_model(model, config)
+    for name, parameter in model.named_parameters():  # PEFT trains all of the readout, also a gate that is fixed at 1
+        own_name = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+        if "modules_to_save" in name and own_name not in trained:
+            parameter.requires_grad_(False)
+    return model
+
+
+def _eval_items(rows, data: DataSettings):
+    items = []
+    for row in rows:
+        row = build_candidates(row, size=data.size, hard=data.hard, seed=DATA_SEED)
+        passages = [{"title": candidate.title, "text": candidate.text} for candidate in row.candidates]
+        items.append({"id": row.id, "question": row.question, "passages": passages, "labels": row.labels})
+    return items
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end; `trainer_state.json` is what the Trainer writes last."""
+    numbered = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    for path in sorted(numbered, key=lambda path: int(path.name.split("-")[1]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        return str(path)
+    return None
+
+
+__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "save", "train", "train_rows"]

@@ -1,0 +1,178 @@
+"""Fine-tuning: a collator for questions with candidates, and a light `Trainer`.
+
+The stock `transformers.Trainer` works too: give it `EvidenceCollator` and `remove_unused_columns=False`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from .evaluation.metrics import evidence_metrics
+from .modeling.processing_evidence import EvidenceProcessor
+
+#: Candidates that a shorter list of a batch lacks.
+NO_LABEL = -100
+
+
+@dataclass
+class EvidenceCollator:
+    """Batches rows `{"question", "passages", "labels", "lists"?}`; other keys are left out.
+
+    `lists` (optional) holds the candidate indices of each list on which the loss is taken; see `CandidateDataset`.
+
+    Raises:
+        ValueError: a row lacks a column, has labels or lists that do not fit its passages, or is bad input for
+            [`EvidenceProcessor`].
+    """
+
+    processor: EvidenceProcessor
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
+        for number, row in enumerate(rows):
+            missing = [name for name in ("question", "passages") if name not in row]
+            if missing:
+                raise ValueError(
+                    f"row {number} of the batch lacks {' and '.join(missing)} (it has {', '.join(row) or 'nothing'}); "
+                    "the columns must be question, passages and labels, and TrainingArguments needs "
+                    "remove_unused_columns=False."
+                )
+            labels = row.get("labels")
+            if labels is not None and len(labels) != len(row["passages"]):
+                raise ValueError(
+                    f"row {number} of the batch has {len(labels)} labels for {len(row['passages'])} passages; give "
+                    "one label, 0 or 1, per passage."
+                )
+            wrong = [label for label in labels or () if label not in (0, 1, NO_LABEL)]
+            if wrong:
+                raise ValueError(
+                    f"row {number} of the batch has the label {wrong[0]!r}; give 0, 1, or {NO_LABEL} where unknown."
+                )
+            beyond = [at for listed in row.get("lists") or () for at in listed if not 0 <= at < len(row["passages"])]
+            if beyond:
+                raise ValueError(
+                    f"row {number} of the batch lists candidate {beyond[0]}, but has {len(row['passages'])}; count "
+                    "from 0."
+                )
+        batch = dict(self.processor([row["question"] for row in rows], [row["passages"] for row in rows]))
+        size = batch["candidate_mask"].shape[1]
+        if any(row.get("labels") is not None for row in rows):
+            batch["labels"] = torch.full((len(rows), size), NO_LABEL)
+            for at, row in enumerate(rows):
+                if row.get("labels") is not None:
+                    batch["labels"][at, : len(row["labels"])] = torch.as_tensor(row["labels"])
+        if all(row.get("lists") for row in rows):
+            count = max(len(row["lists"]) for row in rows)
+            batch["candidate_lists"] = torch.zeros(len(rows), count, size, dtype=torch.bool)
+            for at, row in enumerate(rows):
+                for number, indices in enumerate(row["lists"]):
+                    batch["candidate_lists"][at, number, indices] = True
+        return batch
+
+
+@dataclass
+class EvidenceTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with the defaults that evidence selection needs.
+
+    Args:
+        readout_lr_multiplier (`float`): learning rate of the readout, which starts from nothing, over `learning_rate`.
+        gate_lr_multiplier (`float`): learning rate of the permission gate over that of the rest of the readout.
+    """
+
+    remove_unused_columns: bool = field(default=False)
+    label_names: list[str] | None = field(default_factory=lambda: ["labels"])
+    learning_rate: float = field(default=1e-4)
+    lr_scheduler_type: str = field(default="linear")
+    warmup_steps: float = field(default=0.1)
+    weight_decay: float = field(default=0.01)
+    readout_lr_multiplier: float = field(
+        default=10.0, metadata={"help": "learning rate of the readout over learning_rate"}
+    )
+    gate_lr_multiplier: float = field(
+        default=1.0, metadata={"help": "learning rate of the permission gate over that of the readout"}
+    )
+
+
+class EvidenceTrainer(Trainer):
+    """A `Trainer` with its own learning rate for readout and gate, and the metrics of evidence selection.
+
+    Args:
+        model, args ([`EvidenceTrainingArguments`]), train_dataset, eval_dataset: as in `Trainer`; data sets of rows
+            `{"question", "passages", "labels"}`.
+        processing_class ([`EvidenceProcessor`]): makes the collator unless `data_collator` is given.
+    """
+
+    def __init__(self, model, args, *, processing_class=None, data_collator=None, compute_metrics=None, **kwargs):
+        if data_collator is None:
+            if processing_class is None:
+                raise ValueError("processing_class is missing; give the EvidenceProcessor of the model.")
+            data_collator = EvidenceCollator(processing_class)
+        if not isinstance(args, EvidenceTrainingArguments):
+            raise ValueError(f"args is a {type(args).__name__}; use EvidenceTrainingArguments, or the stock Trainer.")
+        super().__init__(
+            model,
+            args,
+            processing_class=processing_class,
+            data_collator=data_collator,
+            compute_metrics=compute_metrics or compute_evidence_metrics,
+            preprocess_logits_for_metrics=scores_only,
+            **kwargs,
+        )
+
+    def create_optimizer(self, model=None):
+        """One group per (backbone, readout, gate) and weight decay; the optimiser is the one `args` names."""
+        model = self.model if model is None else model
+        if self.optimizer is None:
+            decayed = set(self.get_decay_parameter_names(model))
+            rates = {"backbone": 1.0, "readout": self.args.readout_lr_multiplier}
+            rates["gate"] = rates["readout"] * self.args.gate_lr_multiplier
+            groups = {}
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    part = _part(name)
+                    decay = self.args.weight_decay if name in decayed else 0.0
+                    group = {"params": [], "weight_decay": decay, "lr": self.args.learning_rate * rates[part]}
+                    groups.setdefault((part, decay), group)["params"].append(parameter)
+            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = optimizer_class(list(groups.values()), **settings)
+        return self.optimizer
+
+
+def _part(name):
+    """backbone, readout or gate, also for names that PEFT has wrapped."""
+    path = name.split(".")
+    return "backbone" if "readout" not in path else "gate" if "gate" in path[path.index("readout") :] else "readout"
+
+
+def scores_only(outputs, labels):
+    """Logits `[B, C]`, with permissions where a variant has them, and -100 instead of -inf for missing candidates."""
+    if not isinstance(outputs, tuple):
+        return torch.nan_to_num(outputs, neginf=NO_LABEL)
+    return tuple(scores_only(part, labels) for part in outputs)
+
+
+def compute_evidence_metrics(prediction) -> dict[str, float]:
+    """`compute_metrics` for `Trainer`: the headline metrics on rows whose padding has the label -100."""
+    parts = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
+    scores, permission = parts[0], parts[1] if len(parts) > 1 else None
+    rows = []
+    for at, labels in enumerate(prediction.label_ids):
+        known = labels != NO_LABEL
+        row = {"id": str(at), "labels": labels[known], "scores": scores[at][: len(known)][known]}
+        if permission is not None:
+            row["permission"] = permission[at][: len(known)][known]
+        rows.append(row)
+    metrics = evidence_metrics(rows, bootstrap=0)
+    return {name: values["value"] for name, values in metrics.items()}
+
+
+__all__ = [
+    "NO_LABEL",
+    "EvidenceCollator",
+    "EvidenceTrainer",
+    "EvidenceTrainingArguments",
+    "compute_evidence_metrics",
+    "scores_only",
+]
