@@ -16,6 +16,8 @@ READY := $(VENV)/.ready
 
 demo: $(READY)
 	@$(BIN)/warrant-hf demo --text
+	@echo; echo "Fine-tuning it on 240 generated questions (about a minute):"
+	@$(BIN)/warrant-hf train --config training/recipes/evidence_world.yaml --train world:240:1 --eval world:100:2
 
 space: $(READY)
 	$(BIN)/warrant-hf demo

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from warrant_hf import load_default
-from warrant_hf.space.examples import BRIDGE
+from warrant_hf.space.examples import COMPARISON
 
 COLOURS = {"attention": "#4c78a8", "permission": "#54a24b", "effective": "#b279a2"}
 TITLES = {
@@ -20,7 +20,7 @@ TITLES = {
 
 
 def main():
-    question, passages = BRIDGE
+    question, passages = COMPARISON
     model = load_default()
     open_gates = model.rank(question, passages)
     closed = open_gates["evidence"][0]["index"]

@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 
 from warrant_hf import AutoModelForEvidenceSelection, EvidenceWorld
-from warrant_hf.recipes import Recipe, train
-
-# PEFT 0.21 asks transformers 5.24 by a deprecated name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+from warrant_hf.recipes import Recipe, parse_yaml, train
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +208,12 @@ def test_bad_recipe(tmp_path, text, changes, message):
 def test_recipe_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="cannot be read \\(FileNotFoundError\\); give a YAML recipe"):
         Recipe.from_yaml(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "1.e-4", ".1e-3", "+1e-4"])
+def test_exponents_are_numbers(text):
+    assert parse_yaml(f"rate: {text}") == {"rate": pytest.approx(1e-4)}
+
+
+def test_other_texts_stay_texts():
+    assert parse_yaml("a: e-4\nb: 1e\nc: sha1e5x") == {"a": "e-4", "b": "1e", "c": "sha1e5x"}

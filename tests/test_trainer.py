@@ -182,7 +182,6 @@ def test_open_gate_is_left_alone(model, tmp_path):
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["full", "peft"])
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_learning_rates(model, tmp_path, wrapped):
     trained = variant_of(model)
     if wrapped:

@@ -81,7 +81,7 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         import yaml
 
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            values = parse_yaml(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read ({type(error).__name__}); give a YAML recipe.") from None
         except yaml.YAMLError as error:
@@ -105,6 +105,18 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
             message = first["msg"].removeprefix("Value error, ")
             place = ".".join(map(str, first["loc"]))
             raise ValueError(f"{path}: {place}{': ' if place else ''}{message[0].lower()}{message[1:]}.") from None
+
+
+def parse_yaml(text: str):
+    """YAML in which `1e-4` is a number, as in YAML 1.2; PyYAML reads version 1.1, where it is a text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.load(text, Loader)
 
 
 def build(recipe: Recipe):
@@ -253,4 +265,4 @@ def _last_checkpoint(folder: Path) -> str | None:
     return None
 
 
-__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "save", "train", "train_rows"]
+__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "parse_yaml", "save", "train", "train_rows"]

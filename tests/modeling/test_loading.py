@@ -24,8 +24,6 @@ from warrant_hf import (
 QUESTION, PASSAGES = "who wrote emma?", ["austen did.", {"title": "emma", "text": "a novel"}, "no", "word " * 30]
 LOADERS = [AutoModelForEvidenceSelection, WarrantEncoderForEvidenceSelection]
 ROOT = Path(__file__).parents[2]
-# PEFT 0.21 asks transformers 5.24 by a deprecated name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 
 
 def run(code, *arguments):

@@ -8,9 +8,9 @@ from .terminal import print_evidence
 
 def run(*, text: bool, model: str | None, host: str, port: int | None, browser: bool) -> None:
     if text:
-        from ..space.examples import BRIDGE
+        from ..space.examples import COMPARISON
 
-        print_evidence(load_model(model).rank(*BRIDGE))
+        print_evidence(load_model(model).rank(*COMPARISON))
         print("\nOpen the Space to close gates and ask questions of your own: warrant-hf demo")
         return
     try:

@@ -34,10 +34,12 @@ def _pair(item: str) -> tuple[str, object]:
     """`key=value` with the value read as YAML, so that numbers and lists arrive as such."""
     import yaml
 
+    from ..recipes import parse_yaml
+
     key, separator, value = item.partition("=")
     if not separator or not key.strip():
         raise ValueError(f"--set {item!r} is not KEY=VALUE; write, for example, --set num_train_epochs=2.")
     try:
-        return key.strip(), yaml.safe_load(value)
+        return key.strip(), parse_yaml(value)
     except yaml.YAMLError:
         raise ValueError(f"--set {item!r}: the value is not YAML; put it in quotes.") from None

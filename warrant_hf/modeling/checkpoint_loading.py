@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -77,7 +78,9 @@ class EvidenceLoadingMixin:
         model = cls(config)
         encoder = load_encoder(weights.parent, config.backbone_config)
         model.backbone.load_state_dict(encoder.state_dict())
-        adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
+        with warnings.catch_warnings():  # PEFT asks for an attribute that transformers has renamed
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
         weights = load_file(folder / _ADAPTER_FILES[1])
         sizes = {key: value.shape for key, value in weights.items()}
         unfit = sorted(k for k, v in get_peft_model_state_dict(adapted).items() if sizes.get(k) != v.shape)

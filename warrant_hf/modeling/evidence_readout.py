@@ -33,7 +33,7 @@ class EvidenceReadout(nn.Module):
     can say "none of these". Nothing bypasses the mass. Values of the attention are the one-hot candidate of each
     item, which makes the operator's context the vector of effective masses.
 
-    Variant `base` has the same parameters and no path: `logit_c = LSE_{j in c}(q . k_j + psi(q, k_j)) + b`.
+    Variant `base` has the same parameters and no path: `logit_c = beta LSE_{j in c}(q . k_j + psi(q, k_j)) + b`.
 
     Args:
         config: any config with the readout fields of [`WarrantEncoderConfig`].
@@ -124,6 +124,7 @@ class EvidenceReadout(nn.Module):
             fields["loss"] = self._loss(logits, answerable, lists, labels, fields.get("permission"), candidate_mask)
         return EvidenceOutput(**fields)
 
+    @torch.no_grad()
     def lowest_logit(self) -> float:
         """The logit of a candidate without any effective mass."""
         return float(self.beta * math.log(MASS_FLOOR) + self.bias)
@@ -200,7 +201,7 @@ class _Reader:
             score = (self.query * self.key).sum((1, 3)) / self.key.shape[-1] ** 0.5 + self.psi
             score = score.unsqueeze(1).masked_fill(~listed, float("-inf"))  # [B, K, S]
             items = score.unsqueeze(-1).masked_fill(self.member.unsqueeze(1) == 0, float("-inf"))
-            logits = torch.where(lists, items.logsumexp(2), 0.0) + readout.bias
+            logits = readout.beta * torch.where(lists, items.logsumexp(2), 0.0) + readout.bias
             best = logits.masked_fill(~lists, float("-inf")).amax(-1)
             best = torch.where(lists.any(-1), best, 0.0)
             return logits, readout.mass_scale * best + readout.mass_bias, None

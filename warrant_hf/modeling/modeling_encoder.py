@@ -84,7 +84,7 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
                 f"{', '.join(WarrantEncoderConfig.own_fields())}."
             )
         source = {"revision": revision, "local_files_only": local_files_only}
-        name_or_path = find_backbone(name_or_path)
+        given, name_or_path = name_or_path, find_backbone(name_or_path)
         try:
             backbone_config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **source)
         except OSError as error:
@@ -102,6 +102,7 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
         config.setdefault("packing", "joint" if backbone_config.model_type in _JOINT_ONLY else "isolated")
         model = cls(WarrantEncoderConfig(backbone_config=backbone_config, **config))
         model.backbone.load_state_dict(load_encoder(name_or_path, backbone_config, **source).state_dict())
+        backbone_config._name_or_path = str(given)  # and not the place of a packaged copy on this machine
         return model
 
     def longest_input(self) -> int:

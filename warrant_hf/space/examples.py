@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-# Two passages together hold the answer; the others share its words, its people or its places.
+# Two passages together hold the answer; the others share its words. This one is shown by `warrant-hf demo --text`.
+COMPARISON = (
+    "Which of the two bands was formed first, Low Tide or Northern Lamp?",
+    [
+        {"title": "Bergen", "text": "Bergen is a city on the west coast of Norway with many rock bands."},
+        {"title": "Northern Lamp", "text": "Northern Lamp is an indie band formed in Leeds in 2003."},
+        {"title": "Low tide", "text": "Low tide is the point at which the sea is at its lowest level."},
+        {"title": "Low Tide", "text": "Low Tide is a rock band formed in Bergen in 1994."},
+        {"title": "Low Tide (album)", "text": "The band's second album was released in 1998 and sold poorly."},
+    ],
+)
+
+# The second passage is evidence only for who has read the first: hard for a model that reads each passage by itself.
 BRIDGE = (
     "In which country was the designer of the Hallam Bridge born?",
     [
@@ -94,7 +106,8 @@ LOOKALIKES = (
 )
 
 EXAMPLES = {
-    "Two passages hold the answer": BRIDGE,
+    "Two passages hold the answer": COMPARISON,
+    "One passage leads to the other": BRIDGE,
     "Names that look alike": LOOKALIKES,
     "One fact, three times": REPEATED,
     "No passage answers": NO_EVIDENCE,
