@@ -10,7 +10,6 @@ import json
 import platform
 import shutil
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,12 +30,16 @@ def main():
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--transfer", type=Path, required=True)
     parser.add_argument("--run", type=Path, default=Path("runs/default-checkpoint"))
+    parser.add_argument("--trained", action="store_true", help="--run holds the finished training run of the recipe")
     arguments = parser.parse_args()
 
     recipe = Recipe.from_yaml(RECIPE)
-    started = time.perf_counter()
-    train(recipe, train_file=arguments.train, output_dir=arguments.run)
-    seconds = time.perf_counter() - started
+    if arguments.trained:
+        made = Recipe(**json.loads((arguments.run / "recipe.json").read_text()))
+        if made != recipe:
+            sys.exit(f"{arguments.run} was trained by another recipe than {RECIPE.name}; train again.")
+    else:
+        train(recipe, train_file=arguments.train, output_dir=arguments.run)
 
     folder = Path(DEFAULT_CHECKPOINT)
     shutil.rmtree(folder, ignore_errors=True)
@@ -72,7 +75,6 @@ def main():
             "dataset": "hotpotqa/hotpot_qa",
             "licence": "CC BY-SA 4.0",
             "rows": len(read_rows(arguments.train)),
-            "seconds": seconds,
             "machine": f"{platform.machine()}, CPU",
         },
         library_versions={name: version(name) for name in ("torch", "transformers", "peft")},

@@ -34,7 +34,7 @@ def write_card(
         recipe: the `Recipe` as a dict.
         results: dicts with `dataset`, `name`, `n`, `size` and `metrics` (`{name: {"value", "low", "high"}}`).
         licence: of the weights.
-        train: `{"dataset", "licence", "rows", "seconds", "machine"}`.
+        train: `{"dataset", "licence", "rows", "machine"}`.
         library_versions: `{package: version}`.
     """
     name = Path(folder).name
