@@ -16,6 +16,9 @@ from typing import Annotated, Literal
 import typer
 from typer.core import TyperGroup
 
+# Modules that not every installation has -> the extra that brings them.
+_EXTRAS = {"gradio": "space", "yaml": "train", "datasets": "train", "pyarrow": "train"}
+
 
 class _Group(TyperGroup):
     """Turns what a command raises into one sentence and an exit code, unless --debug asks for the traceback."""
@@ -32,6 +35,12 @@ class _Group(TyperGroup):
                 # The reader (`| head`) has left. Python would complain once more when it flushes stdout at exit.
                 sys.stdout = None
                 raise typer.Exit(1) from None
+            if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
+                sentence = f"{error.name} is not installed; run: pip install 'warrant-hf[{_EXTRAS[error.name]}]'"
+                typer.echo(f"Error: {sentence}", err=True)
+                raise typer.Exit(2) from None
+            if isinstance(error, OSError) and error.strerror and error.filename:
+                sentence = f"{error.filename} cannot be used ({error.strerror}); check the path and its permissions."
             if isinstance(error, (ValueError, OSError)):
                 typer.echo(f"Error: {sentence}", err=True)
                 raise typer.Exit(2) from None

@@ -284,7 +284,7 @@ def test_train_refuses_a_bad_recipe(cli, tmp_path):
 def test_demo_text_prints_the_built_in_question(cli):
     result = cli("demo", "--text")
     assert result.exit_code == 0, result.output
-    assert "Hallam Bridge" in result.stdout and "warrant-hf demo" in result.stdout
+    assert "Northern Lamp" in result.stdout and "warrant-hf demo" in result.stdout
 
 
 def test_env_names_versions(cli):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from warrant_hf import AutoModelForEvidenceSelection, EvidenceWorld
-from warrant_hf.recipes import Recipe, parse_yaml, train
+from warrant_hf.recipes import Recipe, train
+from warrant_hf.settings import parse_yaml
 
 
 @pytest.fixture(scope="module")

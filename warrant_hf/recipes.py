@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
+from pydantic import Field
 
 from .data.candidates import CandidateDataset, build_candidates
 from .data.readers import read_rows
+from .settings import first_complaint, parse_yaml, training_fields
 
 DATA_SEED = "eval"  # evaluation lists are the same for every training seed
 
@@ -19,22 +22,22 @@ class DataSettings(pydantic.BaseModel, extra="forbid"):
     """How rows become training items; see `CandidateDataset`. `draws` passes over the rows make one epoch."""
 
     level: Literal["sentence", "passage"] = "sentence"
-    size: int | None = 8
-    hard: int = 4
-    draws: int = 1
-    lists_per_question: int = 4
-    none_rate: float = 0.25
-    one_rate: float = 0.25
-    max_length: int = 256
-    max_question_tokens: int = 96
+    size: int | None = Field(8, ge=1)
+    hard: int = Field(4, ge=0)
+    draws: int = Field(1, ge=1)
+    lists_per_question: int = Field(4, ge=1)
+    none_rate: float = Field(0.25, ge=0, le=1)
+    one_rate: float = Field(0.25, ge=0, le=1)
+    max_length: int = Field(256, ge=8)
+    max_question_tokens: int = Field(96, ge=1)
 
 
 class LoraSettings(pydantic.BaseModel, extra="forbid"):
     """LoRA on every linear layer of the encoder above `frozen_layers`; the readout is trained in full."""
 
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
+    r: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
 
 
 class Recipe(pydantic.BaseModel, extra="forbid"):
@@ -53,14 +56,14 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         bf16: autocast to bfloat16.
     """
 
-    base_model: str | None = None
-    start_from: str | None = None
+    base_model: str | None = Field(None, min_length=1)
+    start_from: str | None = Field(None, min_length=1)
     model: dict[str, Any] = {}
     encoder: dict[str, Any] = {}
     lora: LoraSettings | None = None
     data: DataSettings = DataSettings()
     training: dict[str, Any] = {}
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     bf16: bool = False
 
     @pydantic.model_validator(mode="after")
@@ -78,45 +81,30 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         Raises:
             ValueError: the file is not a recipe, with the field and the remedy.
         """
-        import yaml
-
         try:
-            values = parse_yaml(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} cannot be read ({type(error).__name__}); give a YAML recipe.") from None
-        except yaml.YAMLError as error:
-            place = getattr(error, "problem_mark", None)
-            line = f" (line {place.line + 1})" if place else ""
-            raise ValueError(f"{path} is not YAML{line}; correct it.") from None
+        try:
+            values = parse_yaml(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is not YAML ({error}); correct it.") from None
         if not isinstance(values, dict):
             raise ValueError(f"{path} is not a recipe; it must be a mapping with the key base_model.")
         for name, value in (changes or {}).items():
             *parents, last = name.split(".")
             place = values
             for parent in parents:
-                place = place.setdefault(parent, {})
+                if place.get(parent) is None:
+                    place[parent] = {}
+                place = place[parent]
                 if not isinstance(place, dict):
                     raise ValueError(f"{name}: {parent} is not a group of settings in {path}.")
             place[last] = value
         try:
-            return cls(**values)
+            return cls.model_validate(values)
         except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            message = first["msg"].removeprefix("Value error, ")
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{path}: {place}{': ' if place else ''}{message[0].lower()}{message[1:]}.") from None
-
-
-def parse_yaml(text: str):
-    """YAML in which `1e-4` is a number, as in YAML 1.2; PyYAML reads version 1.1, where it is a text."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return yaml.load(text, Loader)
+            raise ValueError(f"{path}: {first_complaint(error)}") from None
 
 
 def build(recipe: Recipe):
@@ -161,7 +149,8 @@ def train(recipe: Recipe, *, train_file, eval_file=None, output_dir, resume: boo
         resume: go on from the last complete Trainer checkpoint in `output_dir`.
 
     Raises:
-        ValueError: a setting or file that cannot be used.
+        ValueError: a setting or file that cannot be used, or checkpoints of an earlier run in `output_dir` without
+            `resume`, or none with it.
     """
     data = recipe.data
     rows = read_rows(train_file, level=data.level)
@@ -176,9 +165,9 @@ def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool 
     """Trains on rows and returns the `EvidenceTrainer`; nothing but its checkpoints is written."""
     from .trainer import EvidenceTrainer, EvidenceTrainingArguments
 
-    unknown = sorted(set(recipe.training) - set(EvidenceTrainingArguments.__dataclass_fields__))
-    if unknown:
-        raise ValueError(f"training.{unknown[0]} is not a field of EvidenceTrainingArguments; remove it.")
+    settings = {"bf16": recipe.bf16, "seed": recipe.seed, "report_to": "none", "save_total_limit": 2}
+    settings |= training_fields(recipe.training, EvidenceTrainingArguments)
+    earlier = _checkpoint_to_go_on_from(Path(output_dir), resume)
     data = recipe.data
     train_set = CandidateDataset(
         rows,
@@ -191,10 +180,22 @@ def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool 
         one_rate=data.one_rate,
     )
     model, processor = build(recipe)
-    settings = {"bf16": recipe.bf16, "seed": recipe.seed, "report_to": "none", "save_total_limit": 2}
-    args = EvidenceTrainingArguments(output_dir=str(output_dir), **{**settings, **recipe.training})
-    trainer = EvidenceTrainer(model, args, train_dataset=train_set, eval_dataset=eval_set, processing_class=processor)
-    trainer.train(resume_from_checkpoint=_last_checkpoint(Path(output_dir)) if resume else None)
+    try:
+        args = EvidenceTrainingArguments(output_dir=str(output_dir), **settings)
+        trainer = EvidenceTrainer(
+            model, args, train_dataset=train_set, eval_dataset=eval_set, processing_class=processor
+        )
+    except ValueError as error:
+        raise ValueError(f"training: {str(error).rstrip('.')}; correct the recipe.") from error
+    try:
+        trainer.train(resume_from_checkpoint=earlier)
+    except (RuntimeError, ValueError) as error:
+        if earlier is None or not re.search("state.dict", str(error)):
+            raise
+        raise ValueError(
+            f"{earlier} is of another model than the recipe describes; resume with its own recipe, or give another "
+            "folder."
+        ) from error
     return trainer
 
 
@@ -236,7 +237,9 @@ def _with_lora(model, settings: LoraSettings):
         modules_to_save=["readout"],
     )
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    model = get_peft_model(model, config)
+    with warnings.catch_warnings():  # PEFT asks for an attribute that transformers has renamed
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        model = get_peft_model(model, config)
     for name, parameter in model.named_parameters():  # PEFT trains all of the readout, also a gate that is fixed at 1
         own_name = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
         if "modules_to_save" in name and own_name not in trained:
@@ -253,6 +256,19 @@ def _eval_items(rows, data: DataSettings):
     return items
 
 
+def _checkpoint_to_go_on_from(folder: Path, resume: bool) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{folder} is no folder to write to ({error.strerror}); give another one.") from None
+    last = _last_checkpoint(folder)
+    if resume and last is None:
+        raise ValueError(f"{folder} holds no complete checkpoint to resume from; start without --resume.")
+    if last is not None and not resume:  # a later --resume would take them for its own
+        raise ValueError(f"{folder} holds checkpoints of an earlier run; add --resume or give another folder.")
+    return last
+
+
 def _last_checkpoint(folder: Path) -> str | None:
     """The newest checkpoint that was written to its end; `trainer_state.json` is what the Trainer writes last."""
     numbered = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
@@ -265,4 +281,4 @@ def _last_checkpoint(folder: Path) -> str | None:
     return None
 
 
-__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "parse_yaml", "save", "train", "train_rows"]
+__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "save", "train", "train_rows"]

@@ -13,10 +13,11 @@ def run(*, text: bool, model: str | None, host: str, port: int | None, browser: 
         print_evidence(load_model(model).rank(*COMPARISON))
         print("\nOpen the Space to close gates and ask questions of your own: warrant-hf demo")
         return
+    from ..space.app import launch
+
+    selector = load_model(model)
     try:
-        from ..space.app import launch
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ValueError("gradio is not installed; run: pip install 'warrant-hf[space]'") from None
-    launch(load_model(model), host=host, port=port, browser=browser)
+        launch(selector, host=host, port=port, browser=browser)
+    except OSError as error:  # of Gradio, which speaks of its own arguments
+        wanted = "any port from 7860" if port is None else f"port {port}"
+        raise ValueError(f"cannot listen on {host}, {wanted}; give another --port or --host.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ..evaluation.metrics import evidence_metrics
 from ..evaluation.predict import predict
 from ..evaluation.predictions import count_predictions
 from ..evaluation.report import metrics_table_markdown, write_json, write_text
+from ..whole_file import check_target
 from .loading import load_model
 from .terminal import progress
 
@@ -31,11 +33,14 @@ def run(
 ) -> None:
     if size != "all" and not (size.isdecimal() and int(size) > 0):
         raise ValueError(f"--size is {size!r}; give a number of candidates from 1 up, or all.")
+    for out in filter(None, (json_out, markdown_out)):
+        check_target(out, create_folder=True)  # known before hours of scoring, not after
     whole = read_rows(data, level=level, limit=limit)
     rows = [build_candidates(row, size=None if size == "all" else int(size), seed=seed) for row in whole]
-    repeated = len(rows) - len({row.id for row in rows})
+    times = Counter(row.id for row in rows)
+    repeated = [name for name, count in times.items() if count > 1]
     if repeated:
-        raise DataError(f"{data}: {repeated} rows repeat the id of another row; make the ids unique.")
+        raise DataError(f"{data}: the id {repeated[0]!r} occurs {times[repeated[0]]} times; make the ids unique.")
     emptied = [without_evidence(full, row, seed=seed) for full, row in zip(whole, rows, strict=True)]
     emptied = [row for row in emptied if row is not None]
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..data.readers import iter_records
+from ..data.readers import decoded, iter_records
 from ..data.schema import DataError, EvidenceRow, validate_row
+from ..data.strict_json import JsonError, parse_json
+from ..whole_file import check_target, replaced_when_complete
 from .loading import load_model
 from .terminal import print_evidence, progress
 
@@ -45,7 +44,7 @@ def run(
         raise ValueError("there are passages but no question; add --question, or give a file of rows with --jsonl.")
     if question is not None:
         records = [("command line", _row_of_options(question, passages, passages_file))]
-    elif sys.stdin.isatty():
+    elif sys.stdin is None or sys.stdin.isatty():
         raise ValueError("there is nothing to rank; give --question and --passage, --jsonl IN OUT, or rows on stdin.")
     else:
         records = _records_of_text(sys.stdin.buffer.read())
@@ -55,7 +54,7 @@ def run(
         raise ValueError("standard input: it holds no rows; write one JSON object per line.")
     for number, output in enumerate(_scored(load_model(model), rows, revoke, options)):
         if as_json:
-            print(_json_line(output))
+            print(_json_line(output, ascii_only=not _prints_unicode()))
         else:
             print("\n" if number else "", end="")
             print_evidence({"question": rows[number][1].question, **output})
@@ -65,8 +64,7 @@ def _file_to_file(source: Path, target: Path, model: str | None, revoke: list[in
     """Two passes: a bad last row of a long file is found before the first row is scored, not hours later."""
     if not source.is_file():
         raise DataError(f"{source}: no such file; give the path of a JSONL file.")
-    if not target.parent.is_dir():
-        raise DataError(f"{target}: the folder {target.parent} does not exist; create it first.")
+    check_target(target)
 
     def rows() -> Iterator[tuple[dict, EvidenceRow]]:
         for where, record in iter_records(source):
@@ -76,7 +74,7 @@ def _file_to_file(source: Path, target: Path, model: str | None, revoke: list[in
     if not count:
         raise DataError(f"{source}: the file holds no rows; write one JSON object per line.")
     selector = load_model(model)
-    with _replaced_when_complete(target) as file, progress() as bar:
+    with replaced_when_complete(target) as file, progress() as bar:
         task = bar.add_task("questions", total=count)
         for output in _scored(selector, rows(), revoke, options):
             file.write(_json_line(output) + "\n")
@@ -119,20 +117,18 @@ def _row_of_options(question: str, passages: list[str], passages_file: Path | No
         if {".json", ".jsonl"} & set(passages_file.suffixes):
             candidates += [record for _, record in iter_records(passages_file)]
         else:
-            candidates += [line for line in passages_file.read_text("utf-8").split("\n") if line.strip()]
+            text = decoded(passages_file.read_bytes(), str(passages_file))
+            candidates += [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     return {"question": question, "candidates": candidates}
 
 
 def _records_of_text(content: bytes) -> list[tuple[str, Any]]:
     """One JSON object (over any number of lines), a JSON list of them, or one a line."""
     where = "standard input"
+    text = decoded(content, where)
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start} is not UTF-8; send the text as UTF-8.") from None
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
+        value = parse_json(text)
+    except JsonError:  # or one a line; what is wrong is found again there
         value = None
     if isinstance(value, list):
         return [(f"{where}, item {number}", item) for number, item in enumerate(value, start=1)]
@@ -143,11 +139,10 @@ def _records_of_text(content: bytes) -> list[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            records.append((f"{where}, line {number}", json.loads(line)))
-        except json.JSONDecodeError as error:
+            records.append((f"{where}, line {number}", parse_json(line)))
+        except JsonError as error:
             raise DataError(
-                f"{where}, line {number}: this is not JSON ({error.msg} at column {error.colno}); write one JSON "
-                "object per line."
+                f"{where}, line {number}: this is not JSON ({error}); write one JSON object per line."
             ) from None
     return records
 
@@ -156,19 +151,11 @@ def _records_of_text(content: bytes) -> list[tuple[str, Any]]:
 _ESCAPED = re.compile("[\\x85\\u2028\\u2029\\ud800-\\udfff]")
 
 
-def _json_line(value: dict) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+def _json_line(value: dict, ascii_only: bool = False) -> str:
+    text = json.dumps(value, ensure_ascii=ascii_only)
     return _ESCAPED.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
-@contextmanager
-def _replaced_when_complete(target: Path):
-    """A text file that takes the place of `target` when the block ends well, and vanishes when it does not."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    opener = gzip.open if target.suffix == ".gz" else open
-    try:
-        with opener(partial, "wt", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+def _prints_unicode() -> bool:
+    """Whether stdout takes any character; a code page of Windows, or LANG=C, does not."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")

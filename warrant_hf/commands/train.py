@@ -32,14 +32,12 @@ def run(
 
 def _pair(item: str) -> tuple[str, object]:
     """`key=value` with the value read as YAML, so that numbers and lists arrive as such."""
-    import yaml
-
-    from ..recipes import parse_yaml
+    from ..settings import parse_yaml
 
     key, separator, value = item.partition("=")
     if not separator or not key.strip():
-        raise ValueError(f"--set {item!r} is not KEY=VALUE; write, for example, --set num_train_epochs=2.")
+        raise ValueError(f"--set {item!r} is not KEY=VALUE; write, for example, --set training.num_train_epochs=2.")
     try:
         return key.strip(), parse_yaml(value)
-    except yaml.YAMLError:
-        raise ValueError(f"--set {item!r}: the value is not YAML; put it in quotes.") from None
+    except ValueError as error:
+        raise ValueError(f"--set {item!r}: the value is not YAML ({error}); put it in quotes.") from None

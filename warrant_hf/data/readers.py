@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import logging
 import re
 import zlib
@@ -31,6 +30,7 @@ from typing import Any, Literal
 
 from .evidence_world import EvidenceWorld
 from .schema import Candidate, DataError, EvidenceRow, validate_row
+from .strict_json import JsonError, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -56,22 +56,17 @@ def read_rows(
     Raises:
         DataError: with file, line (or item), field, value and remedy.
     """
-    if generated := _WORLD.fullmatch(str(path)):
-        count, seed = int(generated[1]), int(generated[2] or 0)
-        return list(EvidenceWorld(seed).generate(count if limit is None else min(count, limit)))
-    path = Path(path)
-    if not path.is_file():
+    if str(path).startswith("world:"):
+        numbered, remedy = _generated(str(path)), "ask for at least one"
+    elif not Path(path).is_file():
         raise DataError(f"{path}: no such file; give the path of a JSON, JSONL or Parquet file.")
-    if path.suffix == ".parquet":
-        from datasets import Dataset
-
-        dataset = Dataset.from_parquet(str(path), keep_in_memory=True)
-        numbered = ((f"{path}, row {number}", row) for number, row in enumerate(dataset, start=1))
+    elif Path(path).suffix == ".parquet":
+        numbered, remedy = _parquet(Path(path)), "give a file with rows"
     else:
-        numbered = iter_records(path)
+        numbered, remedy = iter_records(Path(path)), "write one JSON object per line"
     rows = _convert(numbered, format=format, level=level, limit=limit)
     if not rows and limit != 0:
-        raise DataError(f"{path}: the file holds no rows; write one JSON object per line.")
+        raise DataError(f"{path}: it holds no rows; {remedy}.")
     return rows
 
 
@@ -133,6 +128,26 @@ def _convert(numbered: Iterable[tuple[str, Any]], *, format: str, level: str, li
 # --- files ------------------------------------------------------------------------------------------------------
 
 
+def _generated(name: str) -> Iterator[tuple[str, EvidenceRow]]:
+    wanted = _WORLD.fullmatch(name)
+    if not wanted:
+        raise DataError(f"{name}: write world:N or world:N:SEED, such as world:240:1.")
+    rows = EvidenceWorld(int(wanted[2] or 0)).generate(int(wanted[1]))
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, start=1))
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    # Not through `datasets`, which would copy the file to its cache and show progress on stderr.
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path}: the Parquet file is damaged ({reason}); fetch it again.") from None
+    return ((f"{path}, row {number}", row) for number, row in enumerate(rows, start=1))
+
+
 def iter_records(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, record) for each line of a JSONL file or each item of a JSON list."""
     with open(path, "rb") as raw:
@@ -152,29 +167,32 @@ def iter_records(path: Path) -> Iterator[tuple[str, Any]]:
 def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(lines, start=1):  # bytes: only b"\n" ends a line
         where = f"{path}, line {number}"
-        text = _decoded(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line, where)
+        text = decoded(line, where) if number == 1 else _utf8(line, where)
         if not text.strip(" \t\r\n"):
             continue
         try:
-            record = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-            raise DataError(f"{where}: this is not JSON ({detail}); write one JSON object per line.") from None
+            record = parse_json(text)
+        except JsonError as error:
+            raise DataError(f"{where}: this is not JSON ({error}); write one JSON object per line.") from None
         yield where, record
 
 
 def _items(path: Path, content: bytes) -> Iterator[tuple[str, Any]]:
     try:
-        items = json.loads(_decoded(content.removeprefix(b"\xef\xbb\xbf"), str(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        detail = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise DataError(f"{path}{place}: this is not JSON ({detail}); write one JSON list of rows.") from None
+        items = parse_json(decoded(content, str(path)))
+    except JsonError as error:
+        place = "" if error.line is None else f", line {error.line}"
+        raise DataError(f"{path}{place}: this is not JSON ({error}); write one JSON list of rows.") from None
     for number, item in enumerate(items, start=1):
         yield f"{path}, item {number}", item
 
 
-def _decoded(data: bytes, where: str) -> str:
+def decoded(data: bytes, where: str) -> str:
+    """The text of a file, without a byte order mark; `where` opens the message of a `DataError`."""
+    return _utf8(data.removeprefix(b"\xef\xbb\xbf"), where)
+
+
+def _utf8(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -289,7 +307,11 @@ def _from_musique(record: Mapping[str, Any], *, where: str, default_id: str) -> 
             raise DataError(f"{where}: `paragraphs[{p}].paragraph_text` is {text!r}, not a string; write a string.")
         supporting = paragraph.get("is_supporting")
         if text.strip():
-            label = None if supporting is None else int(bool(supporting))
+            if supporting not in (None, 0, 1):
+                raise DataError(
+                    f"{where}: `paragraphs[{p}].is_supporting` is {supporting!r}; write true, false or leave it out."
+                )
+            label = None if supporting is None else int(supporting)
             candidates.append(_candidate(text.strip(), paragraph.get("title"), label, {"passage": p}))
     return _row(record, candidates, {}, drop="paragraphs", where=where, default_id=default_id)
 
@@ -299,9 +321,9 @@ def _parsed(value: Any, where: str, field: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
-        raise DataError(f"{where}: `{field}` is text but not JSON; write a list.") from None
+        return parse_json(value)
+    except JsonError as error:
+        raise DataError(f"{where}: `{field}` is text but not JSON ({error}); write a list.") from None
 
 
 def _candidate(text: str, title: Any, label: int | None, source: dict[str, int]) -> Candidate:

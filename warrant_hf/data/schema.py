@@ -129,6 +129,7 @@ class EvidenceRow(BaseModel):
 # What to do about each kind of complaint of pydantic; the complaint itself comes from pydantic or from above.
 _REMEDIES = {
     "missing": "add it",
+    "string_unicode": "write the whole character",
     "string_type": "write a string",
     "surrogate": "write the whole character",
     "label": "write 1 for evidence and 0 for a distractor",
@@ -180,6 +181,8 @@ def _sentence(error: ValidationError, list_name: str) -> str:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
     if first["type"] == "missing":
         problem = f"field `{path}` is missing"
+    elif first["type"] == "string_unicode":  # in a value this is caught before: here it is a key
+        problem = f"the key {_shown(value)} holds half of a surrogate pair"
     elif first["type"] == "string_type":
         problem = f"`{path}` is {_shown(value)}, not a string"
     else:

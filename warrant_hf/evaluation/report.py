@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from ..whole_file import check_target, replaced_when_complete
 
 
 def metrics_table_markdown(
@@ -34,20 +34,10 @@ def write_json(path: str | Path, payload: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write to a temporary file beside `path`, then rename: the old content or the new, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files private; a report is an ordinary file
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """The old content or the new, never a part; the folder is made if there is none."""
+    check_target(path, create_folder=True)
+    with replaced_when_complete(path) as file:
+        file.write(text)
 
 
 def _without_nan(value: Any) -> Any:

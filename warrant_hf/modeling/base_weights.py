@@ -63,7 +63,7 @@ def load_encoder(source, config, **where):
 
     Raises:
         OSError: no readable safetensors file.
-        ValueError: the file lacks weights of such an encoder.
+        ValueError: the file lacks weights of such an encoder, or has them in other sizes.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the report would list the head, which is left behind on purpose
@@ -77,6 +77,11 @@ def load_encoder(source, config, **where):
             **without_pooler(config),
             **where,
         )
+    except RuntimeError as error:
+        raise ValueError(
+            f"The weights in {source} do not have the sizes of the {config.model_type} config; change no size of the "
+            "encoder, or give another one."
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
     if info["missing_keys"]:

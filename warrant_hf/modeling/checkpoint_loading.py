@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig
@@ -104,10 +104,12 @@ def read_config(name, config_classes, **source):
         OSError: no readable config.json.
         ValueError: it belongs to another kind of model, or has a setting that cannot be used.
     """
+    if not name.strip():
+        raise ValueError("The name of the checkpoint is empty; give a folder or a Hub id.")
     cause = None
     try:
         values, _ = PreTrainedConfig.get_config_dict(name, **source)
-    except OSError as error:
+    except (OSError, TypeError) as error:  # TypeError: JSON, but no object
         values, cause = {}, error
     if "model_type" not in values:
         raise OSError(
@@ -116,7 +118,11 @@ def read_config(name, config_classes, **source):
         ) from cause
     for config_class in config_classes:
         if values.get("model_type") == config_class.model_type:
-            return config_class.from_dict(values)
+            try:
+                return config_class.from_dict(values)
+            except (TypeError, AttributeError, StrictDataclassError) as error:  # from transformers' own fields
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{name} has a config.json that cannot be used ({reason}); copy it again.") from None
     raise ValueError(
         f"{name} is a {values['model_type']!r} checkpoint, not an evidence selector; to train one on "
         f"this encoder, use WarrantEncoderForEvidenceSelection.from_backbone({name!r})."

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from .permission import PERMISSION_VARIANTS
 
 # Smallest value of each numeric field.
-_LEAST = dict.fromkeys(("readout_size", "readout_heads", "gate_size"), 1) | dict.fromkeys(
-    ("gate_init", "gate_leak", "readout_dropout", "answerability_weight", "permission_supervision", "frozen_layers"), 0
+_LEAST_WHOLE = {"readout_size": 1, "readout_heads": 1, "gate_size": 1, "frozen_layers": 0}
+_LEAST = dict.fromkeys(
+    ("gate_init", "gate_leak", "readout_dropout", "answerability_weight", "permission_supervision"), 0
 )
 
 
@@ -76,14 +78,25 @@ class WarrantEncoderConfig(PreTrainedConfig):
             settings = dict(self.backbone_config)
             if "model_type" not in settings:
                 raise ValueError("backbone_config: the dict has no 'model_type'; add one, such as 'roberta'.")
+            if settings["model_type"] not in CONFIG_MAPPING:
+                raise ValueError(
+                    f"backbone_config: the model_type {settings['model_type']!r} is unknown to this version of "
+                    "transformers; correct it or update transformers."
+                )
             self.backbone_config = AutoConfig.for_model(**settings)
+        elif not isinstance(self.backbone_config, PreTrainedConfig | None):
+            raise ValueError(f"backbone_config is {self.backbone_config!r}; give the config of an encoder.")
         _choice("variant", self.variant, PERMISSION_VARIANTS)
         _choice("packing", self.packing, ("isolated", "joint"))
         _choice("evidence_loss", self.evidence_loss, ("bce", "listwise"))
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
-                raise ValueError(f"{name} is {value!r}; it must be a number of {least} or more.")
+        for name, least in (_LEAST_WHOLE | _LEAST).items():
+            value, kinds = getattr(self, name), int if name in _LEAST_WHOLE else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
+                kind = "whole number" if name in _LEAST_WHOLE else "number"
+                raise ValueError(f"{name} is {value!r}; it must be a {kind} of {least} or more.")
+        for name in ("base_model", "base_sha256"):
+            if not isinstance(getattr(self, name), str | None):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a text or left out.")
         if not 0 <= self.gate_leak < self.gate_init < 1:
             raise ValueError(
                 f"gate_leak {self.gate_leak} and gate_init {self.gate_init}: need 0 <= gate_leak < gate_init < 1."

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import numpy as np
 import torch
 
-from .processing_evidence import EvidenceProcessor, check_lists, full_text
+from .processing_evidence import EvidenceProcessor, check_list, check_lists, full_text
 
 REVOKE_BY = ("gate", "mask")
 
@@ -27,10 +28,10 @@ class EvidenceRankingMixin:
                 self._processor = EvidenceProcessor.from_pretrained(
                     self.name_or_path, trust_remote_code=False, **self._source
                 )
-            except (OSError, TypeError, ValueError) as error:
+            except Exception as error:  # from damaged files the parsers raise whatever they stumble over
                 raise OSError(
-                    f"{self.name_or_path} has no processor; save the EvidenceProcessor with the model, or assign one "
-                    "to model.processor."
+                    f"{self.name_or_path} has no readable processor ({type(error).__name__}); save the "
+                    "EvidenceProcessor with the model, or assign one to model.processor."
                 ) from error
         return self._processor
 
@@ -77,8 +78,9 @@ class EvidenceRankingMixin:
         _check_choices(top_k, revoke_by, batch_size)
         if isinstance(questions, str):
             raise ValueError("questions is one text; give a list of questions, or call rank().")
+        check_list(questions, "questions", "questions")
         passages = [list(listed) for listed in check_lists(passages)]
-        revoke = [()] * len(questions) if revoke is None else revoke
+        revoke = [()] * len(questions) if revoke is None else check_list(revoke, "revoke", "lists of positions")
         if not len(questions) == len(passages) == len(revoke):
             raise ValueError(
                 f"{len(questions)} questions, {len(passages)} passage lists and {len(revoke)} revoke lists; "
@@ -206,11 +208,11 @@ def _sigmoid(logit):
 
 
 def _check_choices(top_k, revoke_by, batch_size):
-    if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0):
+    if top_k is not None and not (_is_whole(top_k) and top_k >= 0):
         raise ValueError(f"top_k is {top_k!r}; give a whole number of 0 or more, or None for all.")
     if revoke_by not in REVOKE_BY:
         raise ValueError(f"revoke_by is {revoke_by!r}; choose 'gate' or 'mask'.")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    if not (_is_whole(batch_size) and batch_size >= 1):
         raise ValueError(f"batch_size is {batch_size!r}; give a whole number of 1 or more.")
 
 
@@ -221,11 +223,15 @@ def _revoked(indices, count, row):
         raise ValueError(f"revoke is {indices!r} for question {row}; give a list of positions.")
     indices = list(indices)
     for index in indices:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < count:
+        if not (_is_whole(index) and 0 <= index < count):
             raise ValueError(
                 f"revoke: {index!r} is not a passage of question {row}; give positions from 0 to {count - 1}."
             )
-    return set(indices)
+    return {int(index) for index in indices}
+
+
+def _is_whole(value):
+    return isinstance(value, Integral) and not isinstance(value, bool)  # NumPy's integers too
 
 
 __all__ = ["EvidenceRankingMixin"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
@@ -59,6 +60,8 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
         if config.packing == "isolated" and kind in _JOINT_ONLY:
             raise ValueError(f"packing is 'isolated', but {kind} takes no token-by-token mask; use packing='joint'.")
         self.backbone = AutoModel.from_config(config.backbone_config, **without_pooler(config.backbone_config))
+        if not hasattr(self.backbone, "embeddings") or not hasattr(config.backbone_config, "max_position_embeddings"):
+            raise ValueError(f"{kind!r} is not a text encoder of a supported kind; take one like 'roberta' or 'bert'.")
         self.readout = EvidenceReadout(config, config.backbone_config.hidden_size)
         self.post_init()
         self._freeze_lower_layers()
@@ -77,11 +80,13 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
             OSError: the encoder is not on this machine and cannot be fetched, or has no safetensors file.
             ValueError: it is no encoder, or an unknown or contradictory setting.
         """
-        unknown = sorted(set(config) - set(WarrantEncoderConfig.own_fields()))
+        # Those that say which encoder it is come from `name_or_path`.
+        fields = [f for f in WarrantEncoderConfig.own_fields() if not f.startswith(("backbone_", "base_"))]
+        unknown = sorted(set(config) - set(fields))
         if unknown:
             raise ValueError(
-                f"{unknown[0]!r} is not a field of WarrantEncoderConfig; choose from "
-                f"{', '.join(WarrantEncoderConfig.own_fields())}."
+                f"{unknown[0]!r} is not a field of WarrantEncoderConfig that can be set; choose from "
+                f"{', '.join(fields)}."
             )
         source = {"revision": revision, "local_files_only": local_files_only}
         given, name_or_path = name_or_path, find_backbone(name_or_path)
@@ -92,13 +97,22 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
                 f"The encoder {name_or_path} is neither a folder with a config.json nor in the Hub cache; check the "
                 "name, or load it once with a network."
             ) from error
+        except ValueError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise ValueError(
+                f"{name_or_path} is no encoder that transformers knows ({reason}); give another."
+            ) from error
         if backbone_config.model_type == WarrantEncoderConfig.model_type:
             raise ValueError(f"{name_or_path} is an evidence selector already; use from_pretrained to go on from it.")
         for name, value in (encoder or {}).items():
             if not hasattr(backbone_config, name):
                 kind = backbone_config.model_type
                 raise ValueError(f"encoder: {name!r} is not a field of a {kind} config; remove it.")
-            setattr(backbone_config, name, value)
+            try:
+                setattr(backbone_config, name, value)
+            except StrictDataclassError:
+                usual = getattr(backbone_config, name)
+                raise ValueError(f"encoder: {name} is {value!r}; give a value like {usual!r}.") from None
         config.setdefault("packing", "joint" if backbone_config.model_type in _JOINT_ONLY else "isolated")
         model = cls(WarrantEncoderConfig(backbone_config=backbone_config, **config))
         model.backbone.load_state_dict(load_encoder(name_or_path, backbone_config, **source).state_dict())
@@ -166,6 +180,11 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
         if labels is not None and labels.shape != candidate_mask.shape:
             raise ValueError(
                 f"labels {list(labels.shape)}: there are {list(candidate_mask.shape)} candidates; give one label each."
+            )
+        if self.readout.beta.dtype != torch.float32:
+            raise ValueError(
+                f"The readout is in {self.readout.beta.dtype}, but it works in float32 only; load the model with "
+                "from_pretrained(..., dtype=...), which keeps it so, instead of casting it."
             )
         rows, windows, tokens = input_ids.shape
         states = self._encode(input_ids.flatten(0, 1), segment_ids.flatten(0, 1))

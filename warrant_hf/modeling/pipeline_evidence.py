@@ -54,12 +54,14 @@ class EvidenceSelectionPipeline(Pipeline):
             raise ValueError("Give both: pipe(question=..., passages=[...]).")
         if not isinstance(question, (str, list, tuple)):
             raise ValueError(f"question is {question!r}; give a text, or a list of texts with a list of lists.")
+        _, forward, _ = self._sanitize_parameters(**{**self._forward_params, **kwargs})
+        if self._batch_size is not None:  # Pipeline takes it out of the settings it was made with
+            forward.setdefault("batch_size", self._batch_size)
         single = isinstance(question, str)
         if single:
             question, passages = [question], [passages]
-            if "revoke" in kwargs:
-                kwargs["revoke"] = [kwargs["revoke"]]
-        _, forward, _ = self._sanitize_parameters(**{**self._forward_params, **kwargs})
+            if "revoke" in forward:
+                forward["revoke"] = [forward["revoke"]]
         with self.device_placement():
             results = self._forward({"questions": question, "passages": passages}, **forward)
         return results[0] if single else results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,6 +96,8 @@ class EvidenceProcessor(ProcessorMixin):
 
     def encode(self, questions, passages) -> list[EncodedEvidence]:
         """Tokenizes and packs without padding rows against each other; see `__call__`."""
+        check_list(questions, "questions", "questions")
+        check_list(passages, "passages", "lists of passages")
         if len(questions) != len(passages):
             raise ValueError(f"questions: {len(questions)} for {len(passages)} passage lists; give one list each.")
         for row, question in enumerate(questions):
@@ -209,11 +212,18 @@ def check_question(question, row=0):
     _check_characters(question, f"question {row}")
 
 
+def check_list(value, place, of):
+    """Raises a `ValueError` for what has no length or no order; lists, tuples, arrays and columns have both."""
+    ordered = hasattr(value, "__len__") and hasattr(value, "__getitem__") and getattr(value, "shape", None) != ()
+    if not ordered or isinstance(value, (str, bytes, Mapping)):
+        raise ValueError(f"{place} is a {type(value).__name__}; give a list of {of}.")
+    return value
+
+
 def check_lists(passages):
     """Raises a `ValueError` for a row without passages, or for one text where a list is due."""
-    for row, listed in enumerate(passages):
-        if isinstance(listed, (str, bytes, dict, set)) or not hasattr(listed, "__len__"):
-            raise ValueError(f"passages[{row}] is a {type(listed).__name__}; give a list of passages.")
+    for row, listed in enumerate(check_list(passages, "passages", "lists of passages")):
+        check_list(listed, f"passages[{row}]", "passages")
         if not len(listed):
             raise ValueError(f"passages[{row}] is empty; give at least one passage.")
     return passages
@@ -246,4 +256,4 @@ def _short(value):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-__all__ = ["EncodedEvidence", "EvidenceProcessor", "check_lists", "check_question", "full_text"]
+__all__ = ["EncodedEvidence", "EvidenceProcessor", "check_list", "check_lists", "check_question", "full_text"]

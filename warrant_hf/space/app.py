@@ -40,12 +40,8 @@ class _Ranker:
         self.rank = lru_cache(maxsize=64)(self._rank)
 
     def _rank(self, question: str, passages: Passages, closed: tuple[int, ...] = ()) -> dict:
-        return self._model.rank(
-            question,
-            [{"text": text, **({} if title is None else {"title": title})} for title, text in passages],
-            revoke=list(closed),
-            return_tokens=True,
-        )
+        listed = [{"text": text, **({} if title is None else {"title": title})} for title, text in passages]
+        return _or_sentence(lambda: self._model.rank(question, listed, revoke=list(closed), return_tokens=True))
 
     def select(self, question: str, passages: list) -> dict:
         """Rank passages by the support they give. `passages`: texts or {text, title}."""
@@ -147,7 +143,7 @@ def launch(
 
 def _views(result: dict, before: dict | None, measure: str):
     if measure not in render.MEASURES:
-        raise gr.Error("The colour must be attention, permission or effective.")
+        raise gr.Error("The colour must be attention, permission or effective.", print_exception=False)
     return (
         render.gauge(result, before),
         render.bars(result, before),
