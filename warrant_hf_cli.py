@@ -35,8 +35,9 @@ class _Group(TyperGroup):
                 # The reader (`| head`) has left. Python would complain once more when it flushes stdout at exit.
                 sys.stdout = None
                 raise typer.Exit(1) from None
-            if isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-                sentence = f"{error.name} is not installed; run: pip install 'warrant-hf[{_EXTRAS[error.name]}]'"
+            absent = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else None
+            if absent in _EXTRAS:
+                sentence = f"{absent} is not installed; run: pip install 'warrant-hf[{_EXTRAS[absent]}]'"
                 typer.echo(f"Error: {sentence}", err=True)
                 raise typer.Exit(2) from None
             if isinstance(error, OSError) and error.strerror and error.filename:

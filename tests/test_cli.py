@@ -1,5 +1,6 @@
 import gzip
 import json
+import socket
 import subprocess
 import sys
 
@@ -129,6 +130,33 @@ def test_a_bad_row_writes_nothing(cli, tmp_path, target):
     assert (tmp_path / "old.jsonl").read_text() == "before"
 
 
+def test_output_that_cannot_be_written_is_known_before_the_work(cli, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"question": QUESTION, "candidates": [{"text": "a", "label": 1}]}])
+    (tmp_path / "folder").mkdir()
+    nowhere = tmp_path / "no-model"  # asked for only after the output was looked at
+    select = ("select", "--jsonl", source)
+    assert "folder is a folder" in one_sentence(cli(*select, tmp_path / "folder", model=nowhere))
+    assert "create it first" in one_sentence(cli(*select, tmp_path / "new" / "out", model=nowhere))
+    evaluate = ("evaluate", "--data", source, "--json", tmp_path / "m.json")
+    assert "folder is a folder" in one_sentence(cli(*evaluate, "--markdown", tmp_path / "folder", model=nowhere))
+    assert "in.jsonl" in one_sentence(cli(*evaluate, "--markdown", source / "m.md", model=nowhere))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
+
+
+def test_a_row_file_can_be_its_own_output(cli, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"question": QUESTION, "candidates": PASSAGES}] * 3)
+    (tmp_path / "link").symlink_to(source)
+    assert cli("select", "--jsonl", tmp_path / "link", tmp_path / "link").exit_code == 0
+    assert (tmp_path / "link").is_symlink() and all("evidence" in row for row in read_lines(source))
+
+
+def test_json_fits_any_terminal(tiny_model_dir):
+    args = ["select", "-q", "é?", "-p", "😀", "--json", "--model", str(tiny_model_dir)]
+    result = CliRunner(charset="latin-1").invoke(app, args)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.isascii() and json.loads(result.stdout)["question"] == "é?"
+
+
 def test_interruption_while_scoring_writes_nothing(cli, tmp_path, monkeypatch):
     from warrant_hf import WarrantEncoderForEvidenceSelection
 
@@ -164,12 +192,13 @@ def test_select_reads_standard_input(cli, text, questions):
     "name, content, texts",
     [
         ("p.txt", "first\n\n second \n", ["first", " second "]),
+        ("p.txt", "\ufefffirst\r\none\u2028line\r\n", ["first", "one\u2028line"]),
         ("p.json", '["first", {"text": "second", "title": "S"}]', ["first", "second"]),
         ("p.jsonl", '"first"\n{"text": "second", "title": "S"}\n', ["first", "second"]),
     ],
 )
 def test_select_reads_passages_from_a_file(cli, tmp_path, name, content, texts):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content.encode())
     output = json.loads(cli("select", "-q", QUESTION, "--passages", tmp_path / name, "--json").stdout)
     assert [item["text"] for item in sorted(output["evidence"], key=lambda item: item["index"])] == texts
 
@@ -206,9 +235,13 @@ def test_top_k(cli):
         (["-q", "a?", "-p", "x", "--revoke", "0", "--revoke-by", "mask"], "", "leaves no candidate"),
         (["-q", "a?", "--passages", "absent.txt"], "", "absent.txt: no such file"),
         (["--jsonl", "absent.jsonl", "out.jsonl"], "", "absent.jsonl: no such file"),
+        (["--jsonl", "a" * 300, "out.jsonl"], "", "cannot be used (File name too long); check the path"),
         (["--jsonl", "a", "b", "-q", "a?"], "", "leave the other inputs out"),
         ([], "", "holds no rows"),
         ([], "{", "line 1: this is not JSON"),
+        ([], '{"question": "a?", "candidates": ["x"], "y": NaN}', "line 1: this is not JSON (NaN is no JSON number"),
+        ([], f'{{"question": "a?", "candidates": ["x"], "y": {"9" * 5000}}}', "a whole number has too many digits"),
+        ([], "[" * 100_000, "line 1: this is not JSON (nested too deep)"),
         ([], "[1]", "item 1"),
         ([], b"\xff", "not UTF-8"),
     ],
@@ -217,6 +250,40 @@ def test_bad_input_is_one_sentence(cli, tmp_path, monkeypatch, args, text, expec
     monkeypatch.chdir(tmp_path)
     assert expected in one_sentence(cli("select", *args, input=text))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_passage_file_in_another_encoding_is_one_sentence(cli, tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"caf\xe9")
+    message = one_sentence(cli("select", "-q", "a?", "--passages", tmp_path / "p.txt"))
+    assert "p.txt: byte 3 is 0xe9, not UTF-8; encode it as UTF-8" in message
+
+
+@pytest.mark.parametrize(
+    "module, extra, args",
+    [
+        ("yaml", "train", ["train", "--config", "r.yaml", "--train", "world:3"]),
+        ("pyarrow", "train", ["evaluate", "--data", "r.parquet", "--json", "m.json"]),
+        ("gradio", "space", ["demo", "--no-browser"]),
+    ],
+)
+def test_a_missing_extra_is_named(cli, tmp_path, monkeypatch, module, extra, args):
+    monkeypatch.chdir(tmp_path)
+    for name in ("r.yaml", "r.parquet"):
+        (tmp_path / name).write_text("base_model: x")
+    for name in [name for name in sys.modules if name.split(".")[0] == module or name == "warrant_hf.space.app"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert f"{module} is not installed; run: pip install 'warrant-hf[{extra}]'" in one_sentence(cli(*args))
+
+
+def test_a_port_that_is_taken_is_one_sentence(cli):
+    pytest.importorskip("gradio")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = one_sentence(cli("demo", "--no-browser", "--port", port))
+    assert f"cannot listen on 127.0.0.1, port {port}; give another --port or --host" in message
 
 
 def test_a_missing_or_foreign_model_is_one_sentence(cli, tmp_path):
@@ -250,6 +317,10 @@ def test_evaluate_refuses_what_it_cannot_measure(cli, tmp_path):
     assert "--size" in one_sentence(
         cli("evaluate", "--data", unlabelled, "--json", tmp_path / "m.json", "--size", "few")
     )
+    twice = [{"id": "seven", "question": "a?", "candidates": [{"text": "x", "label": 1}]}] * 2
+    twice = write_rows(tmp_path / "twice.jsonl", twice)
+    message = one_sentence(cli("evaluate", "--data", twice, "--json", tmp_path / "m.json"))
+    assert "the id 'seven' occurs 2 times; make the ids unique" in message
     assert not (tmp_path / "m.json").exists()
 
 
@@ -279,6 +350,7 @@ def test_train_refuses_a_bad_recipe(cli, tmp_path):
     files = ["--config", tmp_path / "r.yaml", "--train", "t", "--output", tmp_path / "out"]
     assert "learning_speed" in one_sentence(cli("train", *files))
     assert "KEY=VALUE" in one_sentence(cli("train", *files, "--set", "seed"))
+    assert "is not YAML (line 1); put it in quotes" in one_sentence(cli("train", *files, "--set", "seed=["))
 
 
 def test_demo_text_prints_the_built_in_question(cli):

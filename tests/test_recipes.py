@@ -10,7 +10,6 @@ import pytest
 
 from warrant_hf import AutoModelForEvidenceSelection, EvidenceWorld
 from warrant_hf.recipes import Recipe, train
-from warrant_hf.settings import parse_yaml
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +173,33 @@ def test_adapter_needs_base_weights_before_training(files, tmp_path):
         train(recipe, train_file=files / "rows.jsonl", output_dir=tmp_path)
 
 
+def test_folder_of_another_run(files, tmp_path):
+    def run(output=tmp_path / "out", resume=False, **changes):
+        recipe = Recipe(**settings(files, max_steps=1, save_steps=1) | changes)
+        return train(recipe, train_file=files / "rows.jsonl", output_dir=output, resume=resume)
+
+    with pytest.raises(ValueError, match="holds no complete checkpoint to resume from; start without --resume"):
+        run(resume=True)
+    run()
+    with pytest.raises(ValueError, match="holds checkpoints of an earlier run; add --resume or give another folder"):
+        run()
+    for model in ({"readout_size": 64}, {"variant": "open"}):
+        with pytest.raises(ValueError, match="checkpoint-1 is of another model than the recipe describes; resume"):
+            run(resume=True, model=settings(files)["model"] | model)
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    run(resume=True)  # a run that had finished
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is no folder to write to .*; give another one"):
+        run(output=tmp_path / "file")
+
+
+def test_settings_that_contradict_each_other(files, tmp_path):
+    recipe = Recipe(**settings(files, eval_strategy="steps"))
+    with pytest.raises(ValueError, match="^training: .*eval_strategy.*; correct the recipe.$"):
+        train(recipe, train_file=files / "rows.jsonl", output_dir=tmp_path)
+
+
 def test_unknown_training_field(files, tmp_path):
     recipe = Recipe(**settings(files, learning_rat=1))
     with pytest.raises(ValueError, match="training.learning_rat is not a field of EvidenceTrainingArguments"):
@@ -182,20 +208,27 @@ def test_unknown_training_field(files, tmp_path):
 
 def test_from_yaml(tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text("base_model: some/encoder\nmodel: {variant: pair}\nseed: 3\n")
-    recipe = Recipe.from_yaml(path, {"model.variant": "open", "training.learning_rate": 0.5})
+    path.write_text("base_model: some/encoder\nmodel: {variant: pair}\nlora: null\nseed: 3\n")
+    recipe = Recipe.from_yaml(path, {"model.variant": "open", "training.learning_rate": 0.5, "lora.r": 4})
+    assert recipe.lora.r == 4, "a group that is empty in the file"
     assert (recipe.model, recipe.training, recipe.seed) == ({"variant": "open"}, {"learning_rate": 0.5}, 3)
 
 
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ("base_model: [", {}, "is not YAML \\(line 1\\)|is not YAML \\(line 2\\)"),
+        ("base_model: [", {}, "is not YAML \\(line [12]\\); correct it"),
         ("- a\n", {}, "is not a recipe; it must be a mapping with the key base_model"),
         ("seed: 1\n", {}, "give either base_model \\(an encoder\\) or start_from \\(a selector\\)"),
         ("start_from: a\nmodel: {variant: open}\n", {}, "with start_from, the settings are those of the selector"),
-        ("base_model: a\nspeed: 3\n", {}, "speed: extra inputs are not permitted"),
-        ("base_model: a\ndata: {size: many}\n", {}, "data.size: input should be a valid integer"),
+        ("base_model: a\nspeed: 3\n", {}, "speed is not a field of a recipe; remove it"),
+        ("base_model: a\n1: 2\n", {}, "1 is 1: keys should be strings"),
+        ("base_model: ''\n", {}, "base_model is '': string should have at least 1 character"),
+        ("base_model: a\ndata: {size: many}\n", {}, "data.size is 'many': input should be a valid integer"),
+        ("base_model: a\ndata: {size: 0}\n", {}, "data.size is 0: input should be greater than or equal to 1"),
+        ("base_model: a\ndata: {none_rate: 2}\n", {}, "data.none_rate is 2: input should be less than or equal"),
+        ("base_model: a\nlora: {r: 0}\n", {}, "lora.r is 0: input should be greater than or equal to 1"),
+        ("base_model: a\nseed: -1\n", {}, "seed is -1: input should be greater than or equal to 0"),
         ("base_model: a\n", {"base_model.b": 1}, "base_model is not a group of settings"),
     ],
 )
@@ -209,12 +242,3 @@ def test_bad_recipe(tmp_path, text, changes, message):
 def test_recipe_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="cannot be read \\(FileNotFoundError\\); give a YAML recipe"):
         Recipe.from_yaml(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "1.e-4", ".1e-3", "+1e-4"])
-def test_exponents_are_numbers(text):
-    assert parse_yaml(f"rate: {text}") == {"rate": pytest.approx(1e-4)}
-
-
-def test_other_texts_stay_texts():
-    assert parse_yaml("a: e-4\nb: 1e\nc: sha1e5x") == {"a": "e-4", "b": "1e", "c": "sha1e5x"}

@@ -76,6 +76,15 @@ def test_rows_without_labels(model):
         ({"question": "a", "passages": ["b"], "labels": [2]}, "has the label 2; give 0, 1, or -100 where unknown"),
         ({"question": "", "passages": ["b"], "labels": [1]}, "question 0 is ''"),
         ({"question": "a", "passages": [], "labels": []}, "passages\\[0\\] is empty"),
+        (
+            {"question": "a", "passages": None, "labels": [1]},
+            "row 0 of the batch: passages is a NoneType; give a list",
+        ),
+        (
+            {"question": "a", "passages": ["b"], "labels": 1},
+            "row 0 of the batch: labels is a int; give a list of 0 and",
+        ),
+        ({"question": "a", "passages": ["b"], "lists": [0]}, "an entry of lists is a int; give a list of candidate"),
         ({"question": "a", "passages": ["b"], "lists": [[1]]}, "lists candidate 1, but has 1; count from 0"),
     ],
 )
@@ -165,7 +174,7 @@ def test_base_trains_the_gate_network(model, tmp_path):
     EvidenceTrainer(
         base, arguments(tmp_path, weight_decay=0.0), train_dataset=ROWS, processing_class=model.processor
     ).train()
-    assert set(before) - changed(base, before) == {"readout.beta"}
+    assert set(before) == changed(base, before)
 
 
 def test_open_gate_is_left_alone(model, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from .evaluation.metrics import evidence_metrics
-from .modeling.processing_evidence import EvidenceProcessor
+from .modeling.processing_evidence import EvidenceProcessor, check_list
 
 #: Candidates that a shorter list of a batch lacks.
 NO_LABEL = -100
@@ -39,7 +39,12 @@ class EvidenceCollator:
                     "the columns must be question, passages and labels, and TrainingArguments needs "
                     "remove_unused_columns=False."
                 )
-            labels = row.get("labels")
+            labels, place = row.get("labels"), f"row {number} of the batch:"
+            check_list(row["passages"], f"{place} passages", "passages")
+            if labels is not None:
+                check_list(labels, f"{place} labels", "0 and 1")
+            for listed in row.get("lists") or ():
+                check_list(listed, f"{place} an entry of lists", "candidate indices")
             if labels is not None and len(labels) != len(row["passages"]):
                 raise ValueError(
                     f"row {number} of the batch has {len(labels)} labels for {len(row['passages'])} passages; give "

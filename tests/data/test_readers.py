@@ -83,6 +83,14 @@ def test_datasets_and_parquet(tmp_path):
     assert read_rows(tmp_path / "rows.parquet") == [row]
 
 
+def test_a_damaged_parquet_file(tmp_path, capfd):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more PAR1")
+    with pytest.raises(DataError, match="rows.parquet: the Parquet file is damaged .*; fetch it again"):
+        read_rows(tmp_path / "rows.parquet")
+    assert capfd.readouterr().err == ""
+
+
 def test_facts_that_cannot_be_read_are_listed_and_the_row_stays():
     facts = [["Ada Lovelace", 7], ["Ada (language)", 1], ["Nowhere", 0]]
     (row,) = rows_from([hotpot(supporting_facts=facts)])
@@ -166,6 +174,14 @@ def test_only_line_feed_ends_a_line(tmp_path):
 
 
 BAD_ROWS = {
+    '{"id": "x", "question": "Q?", "candidates": ["a"], "w": NaN}': "not JSON (NaN is no JSON number, write null)",
+    '{"id": "x", "question": "Q?", "candidates": [{"text": "a", "w": -Infinity}]}': "-Infinity is no JSON number",
+    '{"id": "x", "question": "Q?", "candidates": ["a"], "w": 1e999}': "not JSON (a number is too large)",
+    f'{{"id": {"9" * 5000}}}': "not JSON (a whole number has too many digits)",
+    "[" * 100_000: "not JSON (nested too deep)",
+    '{"id": "x", "question": "Q?", "candidates": ["a"], "\\ud800": 1}': r'the key "\ud800" holds half of a surrogate',
+    f'{{"question": "Q?", "context": "{"9" * 5000}"}}': "`context` is text but not JSON (a whole number",
+    '{"question": "Q?", "paragraphs": [{"text": "t", "is_supporting": "no"}]}': "paragraphs[0].is_supporting` is 'no'",
     '{"id": "x", "question": "Q?", "passages": [["nested"]]}': r"`passages[0]` is [\"nested\"]",
     '{"id": "x", "question": "Q?", "candidates": [null]}': "`candidates[0]` is null",
     '{"id": "x", "question": "Q?", "candidates": [{"text": 5}]}': "`candidates[0].text` is 5, not a string",
@@ -243,5 +259,10 @@ def test_generated_rows_by_name():
     assert rows == list(EvidenceWorld(7).generate(3))
     assert read_rows("world:3") == list(EvidenceWorld(0).generate(3))
     assert len(read_rows("world:3:7", limit=2)) == 2
-    with pytest.raises(DataError, match="no such file"):
-        read_rows("world:many")
+    for wrong in ("world:many", "world:5:x", "world:-1", "world:"):
+        with pytest.raises(DataError, match=f"{wrong}: write world:N or world:N:SEED"):
+            read_rows(wrong)
+    with pytest.raises(DataError, match="world:0: it holds no rows; ask for at least one"):
+        read_rows("world:0")
+    with pytest.raises(DataError, match="limit is -1"):
+        read_rows("world:3", limit=-1)

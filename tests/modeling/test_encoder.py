@@ -44,7 +44,7 @@ def test_forward_and_backward(selector, kind, variant):
     output.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
     unused = {name for name, gradient in gradients.items() if gradient is None}
-    assert unused == ({"readout.beta"} if variant == "base" else set())  # it scales the mass, which base has not
+    assert unused == set()
     assert all(torch.isfinite(gradient).all() for gradient in gradients.values() if gradient is not None)
 
 
@@ -203,6 +203,12 @@ def test_bad_shapes(tiny_model):
     assert isinstance(tiny_model(**batch, return_dict=False), tuple)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_cast_readout_is_an_error_that_names_the_remedy(selector, dtype):
+    with pytest.raises(ValueError, match=f"The readout is in {dtype}, but .*; load the model with from_pretrained"):
+        selector("bert").to(dtype).rank(QUESTION, PASSAGES)
+
+
 # Config -------------------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +246,13 @@ def test_backbone_config_as_dict():
         ({"gate_init": "high"}, "gate_init is 'high'; it must be a number"),
         ({"gate_init": float("nan")}, "gate_init is nan"),
         ({"readout_size": 30}, "readout_size 30 is not divisible by readout_heads 4; choose a multiple"),
-        ({"readout_heads": 0}, "readout_heads is 0; it must be a number of 1 or more"),
+        ({"readout_heads": 0}, "readout_heads is 0; it must be a whole number of 1 or more"),
+        ({"readout_size": 32.5}, "readout_size is 32.5; it must be a whole number of 1 or more"),
+        ({"frozen_layers": 1.5}, "frozen_layers is 1.5; it must be a whole number of 0 or more"),
+        ({"answerability_weight": float("inf")}, "answerability_weight is inf; it must be a number"),
+        ({"base_model": 5}, "base_model is 5; it must be a text or left out"),
+        ({"backbone_config": 5}, "backbone_config is 5; give the config of an encoder"),
+        ({"backbone_config": {"model_type": "x"}}, "the model_type 'x' is unknown to this version of transformers"),
         ({"readout_dropout": 1.0}, "readout_dropout is 1.0; it must be less than 1"),
         ({"answerability_weight": -1.0}, "answerability_weight is -1.0; it must be a number of 0 or more"),
         ({"permission_supervision": -1.0}, "permission_supervision is -1.0"),

@@ -122,6 +122,18 @@ def unknown_variant(folder):
     edit_config(folder, variant="best")
 
 
+def null_config(folder):
+    (folder / "config.json").write_text("null")
+
+
+def impossible_encoder(folder):
+    edit_config(folder, backbone_config={"model_type": "bert", "hidden_size": "wide"})
+
+
+def decoder(folder):
+    edit_config(folder, backbone_config={"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2})
+
+
 def no_config(folder):
     (folder / "config.json").unlink()
 
@@ -147,6 +159,9 @@ def no_folder(folder):
         (unknown_variant, ValueError, "variant is 'best'; choose one of"),
         (no_config, OSError, "neither a folder with a readable config.json nor in the Hub cache; check the name"),
         (broken_config, OSError, "neither a folder with a readable config.json"),
+        (null_config, OSError, "neither a folder with a readable config.json"),
+        (impossible_encoder, ValueError, "has a config.json that cannot be used .*'wide'.*; copy it again"),
+        (decoder, ValueError, "'gpt2' is not a text encoder of a supported kind; take one like"),
         (no_folder, OSError, "neither a folder with a readable config.json"),
     ],
 )
@@ -169,8 +184,23 @@ def test_hub_id_without_network(loader):
 def test_checkpoint_without_processor(selector, tmp_path):
     selector("bert").save_pretrained(tmp_path)
     model = AutoModelForEvidenceSelection.from_pretrained(tmp_path)
-    with pytest.raises(OSError, match="has no readable processor \\(OSError\\); save the EvidenceProcessor"):
+    with pytest.raises(OSError, match="has no readable processor .*; save the EvidenceProcessor with the model"):
         model.rank(QUESTION, PASSAGES)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "processor_config.json"])
+@pytest.mark.parametrize("content", ["", "null", "[1]", "{}x"])
+def test_damaged_processor(tiny_model_dir, tmp_path, name, content):
+    shutil.copytree(tiny_model_dir, tmp_path / "copy")
+    (tmp_path / "copy" / name).write_text(content)
+    model = AutoModelForEvidenceSelection.from_pretrained(tmp_path / "copy")
+    with pytest.raises(OSError, match="has no readable processor .*; save the EvidenceProcessor with the model"):
+        model.rank(QUESTION, PASSAGES)
+
+
+def test_checkpoint_without_a_name():
+    with pytest.raises(ValueError, match="The name of the checkpoint is empty; give a folder or a Hub id"):
+        AutoModelForEvidenceSelection.from_pretrained("")
 
 
 # Encoders -----------------------------------------------------------------------------------------------------------
@@ -202,6 +232,15 @@ def test_encoder_errors(saved, tmp_path):
         from_backbone(tmp_path / "bert", varient="open")
     with pytest.raises(ValueError, match="encoder: 'dropout' is not a field of a bert config; remove it"):
         from_backbone(tmp_path / "bert", encoder={"dropout": 0.0})
+    with pytest.raises(ValueError, match="'backbone_config' is not a field of WarrantEncoderConfig that can be set"):
+        from_backbone(tmp_path / "bert", **{"backbone_config": 5})
+    with pytest.raises(ValueError, match="encoder: hidden_dropout_prob is 'x'; give a value like 0.1"):
+        from_backbone(tmp_path / "bert", encoder={"hidden_dropout_prob": "x"})
+    with pytest.raises(ValueError, match="do not have the sizes of the bert config; change no size of the encoder"):
+        from_backbone(tmp_path / "bert", encoder={"hidden_size": 64})
+    (tmp_path / "config.json").write_text('{"model_type": "nobody-knows"}')
+    with pytest.raises(ValueError, match="is no encoder that transformers knows .*; give another.$"):
+        from_backbone(tmp_path)
     assert (
         from_backbone(tmp_path / "bert", encoder={"hidden_dropout_prob": 0.25}).backbone.embeddings.dropout.p == 0.25
     )

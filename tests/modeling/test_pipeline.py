@@ -40,6 +40,11 @@ def test_settings_of_the_pipeline(tiny_model_dir):
     pipe = pipeline("evidence-selection", model=str(tiny_model_dir), top_k=1)
     assert len(pipe(question=QUESTION, passages=PASSAGES)["evidence"]) == 1
     assert len(pipe(question=QUESTION, passages=PASSAGES, top_k=2)["evidence"]) == 2
+    pipe = pipeline("evidence-selection", model=str(tiny_model_dir), revoke=[1], batch_size=0)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        pipe(question=QUESTION, passages=PASSAGES)
+    found = pipe(question=QUESTION, passages=PASSAGES, batch_size=1)["evidence"]
+    assert [item["index"] for item in found if item["revoked"]] == [1]
 
 
 def test_half_precision(tiny_model_dir):

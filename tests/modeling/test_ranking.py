@@ -122,7 +122,23 @@ def test_bad_batches(tiny_model):
         tiny_model.rank_batch([QUESTION] * 2, [PASSAGES])
     with pytest.raises(ValueError, match="batch_size is 0"):
         tiny_model.rank_batch([QUESTION], [PASSAGES], batch_size=0)
+    for wrong in (None, iter([QUESTION]), {QUESTION}, {QUESTION: 1}, 3):
+        kind = type(wrong).__name__
+        for call in (tiny_model.rank_batch, tiny_model.processor.encode):
+            with pytest.raises(ValueError, match=f"questions is a {kind}; give a list of questions"):
+                call(wrong, [PASSAGES])
+            with pytest.raises(ValueError, match=f"passages is a {kind}; give a list of lists"):
+                call([QUESTION], wrong)
+    with pytest.raises(ValueError, match="revoke is a int; give a list of lists of positions"):
+        tiny_model.rank_batch([QUESTION], [PASSAGES], revoke=3)
     assert tiny_model.rank_batch([], []) == []
+
+
+def test_numbers_and_arrays_of_numpy(tiny_model):
+    options = {"revoke": np.flatnonzero([0, 1, 0]), "top_k": np.int64(2)}
+    found = tiny_model.rank(QUESTION, np.array(PASSAGES[::4], dtype=object), revoke=np.array([1]))
+    assert found == tiny_model.rank(QUESTION, PASSAGES[::4], revoke=[1])
+    assert tiny_model.rank(QUESTION, PASSAGES, **options) == tiny_model.rank(QUESTION, PASSAGES, revoke=[1], top_k=2)
 
 
 def test_batches_keep_input_order(tiny_model):

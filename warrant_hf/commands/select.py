@@ -158,4 +158,4 @@ def _json_line(value: dict, ascii_only: bool = False) -> str:
 
 def _prints_unicode() -> bool:
     """Whether stdout takes any character; a code page of Windows, or LANG=C, does not."""
-    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "").startswith("utf")

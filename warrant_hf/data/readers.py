@@ -197,7 +197,7 @@ def _utf8(data: bytes, where: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         byte = data[error.start]
-        raise DataError(f"{where}: byte {error.start} is 0x{byte:02x}, not UTF-8; save the file as UTF-8.") from None
+        raise DataError(f"{where}: byte {error.start} is 0x{byte:02x}, not UTF-8; encode it as UTF-8.") from None
 
 
 # --- multi-hop formats ------------------------------------------------------------------------------------------

@@ -181,9 +181,10 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
             raise ValueError(
                 f"labels {list(labels.shape)}: there are {list(candidate_mask.shape)} candidates; give one label each."
             )
-        if self.readout.beta.dtype != torch.float32:
+        precision = next(self.readout.parameters()).dtype
+        if precision != torch.float32:
             raise ValueError(
-                f"The readout is in {self.readout.beta.dtype}, but it works in float32 only; load the model with "
+                f"The readout is in {precision}, but it works in float32 only; load the model with "
                 "from_pretrained(..., dtype=...), which keeps it so, instead of casting it."
             )
         rows, windows, tokens = input_ids.shape
