@@ -19,3 +19,14 @@ def test_first_example_prints_what_it_says(capsys):
     assert number.sub("#", printed) == number.sub("#", shown)
     values = [[float(value) for value in number.findall(output)] for output in (printed, shown)]
     assert values[0] == pytest.approx(values[1], abs=0.011)
+
+
+def test_every_python_block_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S):
+        # The one encoder that a machine without a network has.
+        code = code.replace("FacebookAI/roberta-base", "sentence-transformers/all-MiniLM-L6-v2")
+        exec(compile(code, "README.md", "exec"), names)
+    assert names["out"].context.shape == (3, 2, 4, 16, 32)[1:]
+    assert (tmp_path / "runs/roberta/selector/processor_config.json").is_file()

@@ -142,8 +142,8 @@ def test_train_evaluate_predict(model, tmp_path):
     expected = model.rank_batch([row["question"] for row in ROWS], [row["passages"] for row in ROWS])
     for at, result in enumerate(expected):
         for item in result["evidence"]:
-            assert scores[at, item["index"]] == pytest.approx(item["score"], abs=1e-5)
-            assert permission[at, item["index"]] == pytest.approx(item["permission"], abs=1e-5)
+            assert scores[at, item["index"]] == pytest.approx(item["score"], abs=1e-4)
+            assert permission[at, item["index"]] == pytest.approx(item["permission"], abs=1e-4)
     assert (scores[prediction.label_ids == NO_LABEL] == NO_LABEL).all()
     unlabelled = [{"question": row["question"], "passages": row["passages"]} for row in ROWS]
     np.testing.assert_allclose(trainer.predict(unlabelled).predictions[0], scores, atol=1e-5)

@@ -125,18 +125,16 @@ def _selector(name):
 
 
 def _on_encoder(recipe):
-    import transformers
-
     from .modeling import EvidenceProcessor, WarrantEncoderForEvidenceSelection
-    from .modeling.base_weights import find_backbone, find_base_weights
+    from .modeling.base_weights import find_base_weights
 
     if recipe.lora is not None:
         find_base_weights(recipe.base_model, None)  # `save` needs them: better known now than after training
     model = WarrantEncoderForEvidenceSelection.from_backbone(recipe.base_model, encoder=recipe.encoder, **recipe.model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(find_backbone(recipe.base_model), trust_remote_code=False)
-    tokenizer.model_max_length = model.longest_input()
     model.processor = EvidenceProcessor(
-        tokenizer, max_length=recipe.data.max_length, max_question_tokens=recipe.data.max_question_tokens
+        model.processor.tokenizer,
+        max_length=recipe.data.max_length,
+        max_question_tokens=recipe.data.max_question_tokens,
     )
     return model
 

@@ -266,3 +266,11 @@ def test_generated_rows_by_name():
         read_rows("world:0")
     with pytest.raises(DataError, match="limit is -1"):
         read_rows("world:3", limit=-1)
+
+
+def test_labels_of_a_row_are_those_of_its_candidates():
+    (row,) = rows_from([{"question": "q", "passages": ["a", {"text": "b", "title": "t"}], "labels": [0, 1]}])
+    assert row.labels == [0, 1] and row.candidates[1].title == "t" and "labels" not in row.to_dict()
+    for labels in ([1], "10", [0, 2]):
+        with pytest.raises(DataError, match="label"):
+            rows_from([{"question": "q", "passages": ["a", "b"], "labels": labels}])

@@ -262,3 +262,17 @@ def test_model_without_a_processor(selector):
     model._processor = None
     with pytest.raises(ValueError, match="model.processor is not set; assign an EvidenceProcessor"):
         model.rank(QUESTION, PASSAGES)
+
+
+def test_own_keys_with_our_names_are_kept(tiny_model):
+    (item,) = tiny_model.rank("q", [{"text": "a", "score": 0.9, "rank": 44, "source": "bm25"}])["evidence"]
+    assert (item["input_score"], item["input_rank"], item["source"]) == (0.9, 44, "bm25") and item["rank"] == 1
+
+
+def test_saving_a_model_saves_its_processor(tiny_model_dir, tmp_path):
+    from warrant_hf import AutoModelForEvidenceSelection
+
+    model = AutoModelForEvidenceSelection.from_pretrained(tiny_model_dir)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForEvidenceSelection.from_pretrained(tmp_path)
+    assert again.rank("q", ["a", "b"]) == model.rank("q", ["a", "b"])

@@ -144,7 +144,8 @@ def validate_row(record: Any, *, where: str, default_id: str | None = None) -> E
     """One record (our own schema) as an `EvidenceRow`.
 
     `where` opens the message of a `DataError`, e.g. `rows.jsonl, line 3`. `passages` is read as `candidates` when the
-    latter is absent; a record without `id` gets `default_id`.
+    latter is absent, a list `labels` of the row as the labels of its candidates; a record without `id` gets
+    `default_id`.
     """
     if isinstance(record, EvidenceRow):
         return record
@@ -155,12 +156,27 @@ def validate_row(record: Any, *, where: str, default_id: str | None = None) -> E
     if "candidates" not in record and "passages" in record:
         list_name = "passages"
         record["candidates"] = record.pop("passages")
+    if record.get("labels") is not None:
+        record["candidates"] = _with_labels(record, list_name, where)
+    record.pop("labels", None)
     if record.get("id") is None and default_id is not None:
         record["id"] = default_id
     try:
         return EvidenceRow.model_validate(record)
     except ValidationError as error:
         raise DataError(f"{where}: {_sentence(error, list_name)}") from None
+
+
+def _with_labels(record: dict[str, Any], list_name: str, where: str) -> list[Any]:
+    labels, candidates = record["labels"], record.get("candidates")
+    if not isinstance(candidates, (list, tuple)) or not isinstance(labels, (list, tuple)):
+        raise DataError(f"{where}: `labels` is {_shown(labels)}; write one 0 or 1 for each of `{list_name}`.")
+    if len(labels) != len(candidates):
+        lengths = f"{len(labels)} entries for {len(candidates)} `{list_name}`"
+        raise DataError(f"{where}: `labels` has {lengths}; write one 0 or 1 for each.")
+    objects = [{"text": item} if isinstance(item, str) else item for item in candidates]
+    pairs = zip(objects, labels, strict=True)
+    return [{"label": label, **item} if isinstance(item, Mapping) else item for item, label in pairs]
 
 
 _ROW_REMEDY = 'write {"id": …, "question": …, "candidates": […]}'

@@ -7,7 +7,9 @@ from numbers import Integral
 
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
+from .base_weights import find_backbone
 from .processing_evidence import EvidenceProcessor, check_list, check_lists, full_text
 
 REVOKE_BY = ("gate", "mask")
@@ -17,27 +19,44 @@ class EvidenceRankingMixin:
     """`rank` and `rank_batch` for a selector, with the processor of its checkpoint."""
 
     _processor = None
+    _encoder_name = None  # encoder that `from_backbone` started from
 
     @property
     def processor(self) -> EvidenceProcessor:
-        """The checkpoint's processor, read on first use. Assign one to a model that was built in code."""
+        """The processor of the checkpoint or the encoder, read on first use. Assign one to a model built in code."""
         if self._processor is None:
-            if not self.name_or_path:
+            name = self._encoder_name or self.name_or_path
+            if not name:
                 raise ValueError("model.processor is not set; assign an EvidenceProcessor to it.")
             try:
-                self._processor = EvidenceProcessor.from_pretrained(
-                    self.name_or_path, trust_remote_code=False, **self._source
-                )
+                self._processor = self._read_processor(name)
             except Exception as error:  # from damaged files the parsers raise whatever they stumble over
                 raise OSError(
-                    f"{self.name_or_path} has no readable processor ({type(error).__name__}); save the "
+                    f"{name} has no readable {'tokenizer' if self._encoder_name else 'processor'}; save the "
                     "EvidenceProcessor with the model, or assign one to model.processor."
                 ) from error
         return self._processor
 
+    def _read_processor(self, name):
+        if self._encoder_name is None:
+            return EvidenceProcessor.from_pretrained(name, trust_remote_code=False, **self._source)
+        tokenizer = AutoTokenizer.from_pretrained(find_backbone(name), trust_remote_code=False, **self._source)
+        tokenizer.model_max_length = self.longest_input()
+        return EvidenceProcessor(tokenizer)
+
     @processor.setter
     def processor(self, value: EvidenceProcessor):
         self._processor = value
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in `PreTrainedModel`, with the processor, without which a checkpoint cannot read text."""
+        super().save_pretrained(save_directory, **kwargs)
+        try:
+            processor = self.processor
+        except (OSError, ValueError):  # a model that was built in code and never given one
+            return
+        if kwargs.get("is_main_process", True):
+            processor.save_pretrained(save_directory)
 
     def rank(self, question, passages, *, revoke=(), revoke_by="gate", top_k=None, return_tokens=False) -> dict:
         """Ranks passages by how much they support an answer to the question.
@@ -55,8 +74,8 @@ class EvidenceRankingMixin:
         Returns:
             `{"question", "evidence": [...], "mass", "answerability", "notes"}`. Each evidence has `index` (position
             in the input), `rank` (from 1), `id`, `title`, `text`, `score` (logit), `probability`, `attention`,
-            `permission`, `effective`, `revoked`; keys of the passage with one of these names are replaced. Equal
-            scores rank in input order. The numbers are Python floats.
+            `permission`, `effective`, `revoked`; a key of the passage with one of these names is kept as `input_score`
+            and so on. Equal scores rank in input order. The numbers are Python floats.
 
         Raises:
             ValueError: an empty question, no passages, or an argument out of range.
@@ -157,7 +176,8 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
             read = float(scores[name][position]) if has_path and position is not None else 0.0
             item[name] = read if has_path else None
         item["revoked"] = index in revoked
-        item |= {key: value for key, value in known.items() if key not in item}
+        taken = item.keys() - {"id", "title", "text"}
+        item |= {f"input_{key}" if key in taken else key: value for key, value in known.items()}
         if tokens is not None:
             item["tokens"] = _in_fields(tokens.get(position, []), known)
         evidence.append(item)

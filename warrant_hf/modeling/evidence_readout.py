@@ -31,7 +31,7 @@ class EvidenceReadout(nn.Module):
     `C` is the number of candidates, so an evenly read, fully permitted candidate scores `b` in a list of any length.
     alpha sums to one over the list and can only rank; the gate is not renormalised (Warrant, section 3.3), so it alone
     can say "none of these". Nothing bypasses the mass. Values of the attention are the one-hot candidate of each
-    item, which makes the operator's context the vector of effective masses.
+    item, bare and times its gate, which makes the operator's context the vectors of attention and effective mass.
 
     Variant `base` has the same parameters and no path: `logit_c = beta LSE_{j in c}(q . k_j + psi(q, k_j)) + b`.
 
@@ -109,7 +109,7 @@ class EvidenceReadout(nn.Module):
             attention, effective = attention.squeeze(1), effective.squeeze(1)
             fields |= {
                 "attention": attention,
-                "permission": effective / attention.clamp(min=torch.finfo(torch.float32).tiny),
+                "permission": (effective / attention.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1),
                 "effective": effective,
                 "mass": effective.sum(-1),
             }
@@ -206,16 +206,21 @@ class _Reader:
             best = torch.where(lists.any(-1), best, 0.0)
             return logits, readout.mass_scale * best + readout.mass_bias, None
         heads, rows = self.key.shape[1], lists.shape[1]
-        operator = {"mask": (listed & self.item_mask.unsqueeze(1)).unsqueeze(1), "return_support": False}
-        query = self.query.expand(-1, -1, rows, -1)
-        value = self.member.unsqueeze(1).expand(-1, heads, -1, -1)
-        allowed = evidence_attention(query, self.key, value, gate=self.gate[:, None, None], **operator)
-        clean = evidence_attention(query, self.key, value, return_weights=not self.readout.training, **operator)
-        attention, effective = clean.context.mean(1), allowed.context.mean(1)
+        # Attention and effective mass come from one softmax: alpha (g v) = g (alpha v), with the gate on the values.
+        value = torch.cat([self.member, self.member * self.gate.unsqueeze(-1)], -1)
+        read = evidence_attention(
+            self.query.expand(-1, -1, rows, -1),
+            self.key,
+            value.unsqueeze(1).expand(-1, heads, -1, -1),
+            mask=(listed & self.item_mask.unsqueeze(1)).unsqueeze(1),
+            return_weights=not readout.training,
+            return_support=False,
+        )
+        attention, effective = read.context.mean(1).chunk(2, -1)
         size = lists.sum(-1, keepdim=True)
         logits = readout.beta * (size * effective).clamp(min=MASS_FLOOR).log() + readout.bias
         total = effective.sum(-1).clamp(min=MASS_FLOOR).log()
-        item_attention = None if clean.weights is None else clean.weights.mean(1)
+        item_attention = None if read.weights is None else read.weights.mean(1)
         return logits, readout.mass_scale * total + readout.mass_bias, (attention, effective, item_attention)
 
 

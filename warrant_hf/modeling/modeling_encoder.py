@@ -117,6 +117,7 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
         model = cls(WarrantEncoderConfig(backbone_config=backbone_config, **config))
         model.backbone.load_state_dict(load_encoder(name_or_path, backbone_config, **source).state_dict())
         backbone_config._name_or_path = str(given)  # and not the place of a packaged copy on this machine
+        model._encoder_name, model._source = str(given), {k: v for k, v in source.items() if v}
         return model
 
     def longest_input(self) -> int:
