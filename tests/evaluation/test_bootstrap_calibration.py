@@ -6,7 +6,6 @@ import pytest
 from warrant_hf.evaluation import (
     bootstrap_interval,
     expected_calibration_error,
-    fit_temperature,
     paired_difference,
     reliability_bins,
 )
@@ -76,14 +75,3 @@ def test_reliability_by_hand():
         expected_calibration_error([2.0], [1])
     with pytest.raises(ValueError, match="equal length"):
         expected_calibration_error([0.5], [1, 0])
-
-
-def test_temperature_undoes_a_known_scaling():
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 2, 20000)
-    labels = rng.random(20000) < 1 / (1 + np.exp(-logits))
-    for scale in (0.5, 1.0, 3.0):
-        assert fit_temperature(logits * scale, labels) == pytest.approx(scale, rel=0.05)
-    assert fit_temperature([5.0, -5.0], [1, 0]) < 0.01  # separable: as sharp as allowed, and finite
-    with pytest.raises(ValueError, match="finite logits"):
-        fit_temperature([float("inf")], [1])

@@ -1,7 +1,7 @@
 """Evaluation: metrics with intervals over questions, calibration, and reports."""
 
 from .bootstrap import bootstrap_interval, paired_difference
-from .calibration import expected_calibration_error, fit_temperature, reliability_bins
+from .calibration import expected_calibration_error, reliability_bins
 from .metrics import abstention_auroc, compare_runs, evidence_metrics, supporting_fact_scores
 from .predictions import Prediction, count_predictions
 from .report import metrics_table_markdown, write_json, write_text
@@ -14,7 +14,6 @@ __all__ = [
     "count_predictions",
     "evidence_metrics",
     "expected_calibration_error",
-    "fit_temperature",
     "metrics_table_markdown",
     "paired_difference",
     "reliability_bins",

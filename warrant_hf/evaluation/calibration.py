@@ -1,4 +1,4 @@
-"""Calibration of candidate probabilities: expected calibration error, reliability bins, temperature."""
+"""Calibration of candidate probabilities: expected calibration error, reliability bins."""
 
 from __future__ import annotations
 
@@ -40,25 +40,6 @@ def expected_calibration_error(probabilities: Sequence[float], labels: Sequence[
     """Σ_b n_b/n · |mean probability − frequency of evidence| over equal-width bins of the candidate probability."""
     table = reliability_bins(probabilities, labels, bins=bins)
     return sum(row["count"] * abs(row["probability"] - row["frequency"]) for row in table) / len(labels)
-
-
-def fit_temperature(logits: Sequence[float], labels: Sequence[int]) -> float:
-    """T > 0 that minimises the negative log-likelihood of sigmoid(logit / T); between 1e-3 and 1e3.
-
-    The likelihood is convex in 1/T, so its slope has one sign change, found by bisection on log(1/T).
-    """
-    z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    if z.shape != y.shape or z.ndim != 1 or not z.size or not np.isfinite(z).all():
-        raise ValueError("logits and labels must be lists of equal length, not empty, with finite logits.")
-    low, high = -np.log(1e3), np.log(1e3)
-    for _ in range(60):
-        middle = (low + high) / 2
-        probability = 0.5 * (1 + np.tanh(0.5 * np.exp(middle) * z))
-        if np.sum((probability - y) * z) > 0:
-            high = middle
-        else:
-            low = middle
-    return float(np.exp(-(low + high) / 2))
 
 
 def _checked(probabilities: Sequence[float], labels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
