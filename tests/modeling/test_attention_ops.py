@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -9,7 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from warrant_hf.modeling.attention_ops import evidence_attention
+from warrant_hf.modeling import attention_ops
+
+# Most laws here are about all outputs; the default leaves the support out.
+evidence_attention = functools.partial(attention_ops.evidence_attention, return_support=True)
 
 B, H, Q, K, D, DV = 2, 4, 5, 7, 8, 6
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
@@ -727,7 +731,11 @@ def change(**changes):
         (change(power=torch.ones(H)), ValueError, "power has shape [4]; pass a number or a 0-dim tensor."),
         (change(power=torch.tensor(2)), TypeError, "power has dtype torch.int64; cast it to a floating dtype."),
         (change(power=torch.tensor(2.0, device="meta")), ValueError, "power is on meta but query is on cpu; move"),
-        (change(backend="cuda"), ValueError, "backend is 'cuda'; choose one of 'auto', 'reference'."),
+        (
+            change(backend="cuda"),
+            ValueError,
+            "backend is 'cuda'; choose one of 'auto', 'reference', 'blockwise', 'cpp', 'triton'.",
+        ),
     ],
 )
 def test_messages_name_argument_value_and_remedy(arguments, error, message):
