@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _MODULES = {
+    "AttentionPermission": "modeling",
     "AutoModelForEvidenceSelection": "modeling",
     "EvidenceCollator": "trainer",
     "EvidenceOutput": "modeling",
@@ -30,13 +31,25 @@ _MODULES = {
     "EvidenceTrainer": "trainer",
     "EvidenceTrainingArguments": "trainer",
     "EvidenceWorld": "data",
+    "ItemGate": "modeling",
+    "LowRankGate": "modeling",
+    "MassAwareAttention": "modeling",
+    "PairwiseGate": "modeling",
     "PermissionGate": "modeling",
+    "PrecisionAttention": "modeling",
+    "PrecisionHead": "modeling",
+    "WarrantAttention": "modeling",
     "WarrantEncoderConfig": "modeling",
     "WarrantEncoderForEvidenceSelection": "modeling",
+    "attach_from_config": "modeling",
+    "attach_permission": "modeling",
+    "attach_precision": "modeling",
     "evidence_attention": "modeling",
     "evidence_metrics": "evaluation",
+    "load_attached": "modeling",
     "load_default": "hub",
     "read_rows": "data",
+    "set_maa_power": "modeling",
 }
 
 __all__ = ["__version__", *_MODULES]

@@ -7,6 +7,7 @@ import math
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from .attention_interface import ATTENTION_KEYS, DEFAULT_POWER, check_power_field
 from .permission import PERMISSION_VARIANTS
 
 # Smallest value of each numeric field.
@@ -39,6 +40,9 @@ class WarrantEncoderConfig(PreTrainedConfig):
         answerability_weight (`float`): weight of the loss on total mass ("does the list hold evidence at all").
         permission_supervision (`float`): weight of a pairwise ranking loss that puts the labels on the gates
             directly. 0 (the default) keeps labels away from the gate.
+        attention (`str`, defaults to `"sdpa"`): attention of the encoder, `"sdpa"`, `"warrant"`, `"maa"` or `"pfa"`;
+            it is saved, while the `attn_implementation` of `from_pretrained` is not and goes before it.
+        maa_power (`float` or list of one per layer): p of the attention `"maa"`.
         frozen_layers (`int`): the embeddings and this many lower layers keep their pretrained weights.
         base_model (`str`, *optional*): the checkpoint holds a PEFT adapter in its folder `adapter/` and completes it
             with the weights of this encoder. `None` for a checkpoint with all its weights.
@@ -69,6 +73,8 @@ class WarrantEncoderConfig(PreTrainedConfig):
     evidence_loss: str = "bce"
     answerability_weight: float = 0.2
     permission_supervision: float = 0.0
+    attention: str = "sdpa"
+    maa_power: float | list = DEFAULT_POWER
     frozen_layers: int = 0
     base_model: str | None = None
     base_sha256: str | None = None
@@ -89,6 +95,9 @@ class WarrantEncoderConfig(PreTrainedConfig):
         _choice("variant", self.variant, PERMISSION_VARIANTS)
         _choice("packing", self.packing, ("isolated", "joint"))
         _choice("evidence_loss", self.evidence_loss, ("bce", "listwise"))
+        _choice("attention", self.attention, ("sdpa", *ATTENTION_KEYS))
+        for power in self.maa_power if isinstance(self.maa_power, list | tuple) else [self.maa_power]:
+            check_power_field(power)
         for name, least in (_LEAST_WHOLE | _LEAST).items():
             value, kinds = getattr(self, name), int if name in _LEAST_WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:

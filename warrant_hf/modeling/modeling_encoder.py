@@ -8,6 +8,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers import initialization as init
 
+from .attached_attention import attach_from_config
+from .attention_interface import ATTENTION_KEYS, DEFAULT_POWER, check_interface
 from .base_weights import find_backbone, load_encoder, without_pooler
 from .checkpoint_loading import EvidenceLoadingMixin
 from .configuration_evidence import WarrantEncoderConfig
@@ -53,15 +55,22 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
     main_input_name = "input_ids"
 
     def __init__(self, config: WarrantEncoderConfig):
+        if config.attention in ATTENTION_KEYS and config._attn_implementation is None:
+            config._attn_implementation = config.attention
         super().__init__(config)
         if config.backbone_config is None:
             raise ValueError("backbone_config is missing; give an encoder config, or use from_backbone(name).")
         kind = config.backbone_config.model_type
         if config.packing == "isolated" and kind in _JOINT_ONLY:
             raise ValueError(f"packing is 'isolated', but {kind} takes no token-by-token mask; use packing='joint'.")
+        if config._attn_implementation in ATTENTION_KEYS:
+            check_interface(config.backbone_config)
+        if config._attn_implementation == "maa" or config.maa_power != DEFAULT_POWER:
+            config.backbone_config.maa_power = config.maa_power
         self.backbone = AutoModel.from_config(config.backbone_config, **without_pooler(config.backbone_config))
         if not hasattr(self.backbone, "embeddings") or not hasattr(config.backbone_config, "max_position_embeddings"):
             raise ValueError(f"{kind!r} is not a text encoder of a supported kind; take one like 'roberta' or 'bert'.")
+        attach_from_config(self.backbone)
         self.readout = EvidenceReadout(config, config.backbone_config.hidden_size)
         self.post_init()
         self._freeze_lower_layers()
