@@ -4,7 +4,8 @@ This module stands outside the package because `import warrant_hf` registers our
 for torch (seconds). Here nothing heavy is imported before a command really runs: `warrant-hf --help` and a mistyped
 option answer at once.
 
-Exit codes: 0 done; 2 the input or an option is wrong (one sentence on stderr); 1 an unexpected error; 130 interrupted.
+Exit codes: 0 done; 2 the input or an option is wrong (one sentence on stderr); 3 a replay found differences; 1 an
+unexpected error; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 # Modules that not every installation has -> the extra that brings them.
-_EXTRAS = {"gradio": "space", "yaml": "train", "datasets": "train", "pyarrow": "train"}
+_EXTRAS = {"gradio": "space", "yaml": "train", "datasets": "train", "pyarrow": "train", "matplotlib": "experiments"}
 
 
 class _Group(TyperGroup):
@@ -115,6 +116,10 @@ def select(
         typer.Option(help="gate: it is read but may not count. mask: as if it were left out."),
     ] = "gate",
     top_k: Annotated[int | None, typer.Option(min=1, help="Print the best K only.")] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append a record for each passage to this ledger (JSON lines)."),
+    ] = None,
     model: Model = None,
     batch_size: BatchSize = 8,
 ) -> None:
@@ -133,6 +138,7 @@ def select(
         revoke=revoke or [],
         revoke_by=revoke_by,
         top_k=top_k,
+        ledger=ledger,
         model=model,
         batch_size=batch_size,
     )
@@ -214,6 +220,21 @@ def evaluate(
     )
 
 
+@app.command("precision-lab")
+def precision_lab(
+    seed: Annotated[int, typer.Option(min=0, help="Seed; 203 gives the paper's tables.")] = 203,
+    trials: Annotated[int, typer.Option(min=2, max=1_000_000, help="Trials a condition.")] = 40_000,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw both tables, as an SVG file; needs matplotlib.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the tables go, as JSON.")] = None,
+) -> None:
+    """Attention with and without precision, where sources differ in noise and where they do not."""
+    from warrant_hf.commands.precision_lab import run
+
+    run(seed=seed, trials=trials, plot=plot, json_out=json)
+
+
 @app.command()
 def demo(
     text: Annotated[bool, typer.Option("--text", help="Print a built-in question's evidence and exit.")] = False,
@@ -236,6 +257,68 @@ def env() -> None:
     from warrant_hf.commands.env import run
 
     run()
+
+
+ledger_app = typer.Typer(
+    no_args_is_help=True, help="Read the ledger that `select --ledger` writes: what stood behind each score."
+)
+app.add_typer(ledger_app, name="ledger")
+
+LedgerFile = Annotated[Path, typer.Argument(metavar="FILE", help="A ledger: JSON lines, or Parquet.")]
+
+
+@ledger_app.command()
+def replay(
+    file: LedgerFile,
+    texts: Annotated[
+        Path | None,
+        typer.Option(metavar="ROWS", help="Score again what is found in this file of rows, by digests of the texts."),
+    ] = None,
+    model: Model = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Largest difference that is none; without it, 1e-5 in the ledger, 1e-3 against the model.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Differences to print.")] = 20,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Compute again what follows from the records, and with --texts what the model gives.
+
+    Exit code 3 when a record differs.
+    """
+    from warrant_hf.commands.ledger import replay_file
+
+    if not replay_file(file, texts=texts, model=model, tolerance=tolerance, limit=limit, batch_size=batch_size):
+        raise typer.Exit(3)
+
+
+@ledger_app.command()
+def export(
+    file: LedgerFile,
+    to: Annotated[Path, typer.Option(metavar="OUT", help="The Parquet file.")],
+) -> None:
+    """Write a ledger as Parquet."""
+    from warrant_hf.commands.ledger import export_file
+
+    export_file(file, to)
+
+
+@ledger_app.command()
+def show(
+    file: LedgerFile,
+    decision: Annotated[
+        str | None, typer.Option(metavar="ID", help="This decision only; its first digits do.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The last N decisions.")] = 5,
+) -> None:
+    """Print decisions with their records."""
+    from warrant_hf.commands.ledger import show_file
+
+    show_file(file, decision=decision, limit=limit)
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 from ..data.readers import decoded, iter_records
 from ..data.schema import DataError, EvidenceRow, validate_row
 from ..data.strict_json import JsonError, parse_json
+from ..diagnostics import describe_model, ledger_records
 from ..whole_file import check_target, replaced_when_complete
+from .ledger import opened
 from .loading import load_model
 from .terminal import print_evidence, progress
 
@@ -31,6 +33,7 @@ def run(
     revoke: list[int],
     revoke_by: str,
     top_k: int | None,
+    ledger: Path | None,
     model: str | None,
     batch_size: int,
 ) -> None:
@@ -38,7 +41,9 @@ def run(
     if jsonl is not None:
         if question is not None or passages or passages_file or as_json:
             raise ValueError("--jsonl takes its questions and passages from a file; leave the other inputs out.")
-        _file_to_file(*jsonl, model, revoke, options)
+        if ledger is not None and ledger.resolve() in (path.resolve() for path in jsonl):
+            raise ValueError(f"--ledger {ledger} is a file of --jsonl too; give another one.")
+        _file_to_file(*jsonl, model, revoke, options, ledger)
         return
     if question is None and (passages or passages_file):
         raise ValueError("there are passages but no question; add --question, or give a file of rows with --jsonl.")
@@ -52,15 +57,19 @@ def run(
     rows = [(record, _checked(where, record, revoke, revoke_by)) for where, record in records]
     if not rows:
         raise ValueError("standard input: it holds no rows; write one JSON object per line.")
-    for number, output in enumerate(_scored(load_model(model), rows, revoke, options)):
-        if as_json:
-            print(_json_line(output, ascii_only=not _prints_unicode()))
-        else:
-            print("\n" if number else "", end="")
-            print_evidence({"question": rows[number][1].question, **output})
+    selector = load_model(model)
+    with opened(ledger) as writer:
+        for number, output in enumerate(_scored(selector, rows, revoke, options, writer)):
+            if as_json:
+                print(_json_line(output, ascii_only=not _prints_unicode()))
+            else:
+                print("\n" if number else "", end="")
+                print_evidence({"question": rows[number][1].question, **output})
 
 
-def _file_to_file(source: Path, target: Path, model: str | None, revoke: list[int], options: dict[str, Any]) -> None:
+def _file_to_file(
+    source: Path, target: Path, model: str | None, revoke: list[int], options: dict[str, Any], ledger: Path | None
+) -> None:
     """Two passes: a bad last row of a long file is found before the first row is scored, not hours later."""
     if not source.is_file():
         raise DataError(f"{source}: no such file; give the path of a JSONL file.")
@@ -74,27 +83,35 @@ def _file_to_file(source: Path, target: Path, model: str | None, revoke: list[in
     if not count:
         raise DataError(f"{source}: the file holds no rows; write one JSON object per line.")
     selector = load_model(model)
-    with replaced_when_complete(target) as file, progress() as bar:
+    with opened(ledger) as writer, replaced_when_complete(target) as file, progress() as bar:
         task = bar.add_task("questions", total=count)
-        for output in _scored(selector, rows(), revoke, options):
+        for output in _scored(selector, rows(), revoke, options, writer):
             file.write(_json_line(output) + "\n")
             bar.advance(task)
 
 
 def _scored(
-    model, rows: Iterable[tuple[dict, EvidenceRow]], revoke: list[int], options: dict[str, Any]
+    model, rows: Iterable[tuple[dict, EvidenceRow]], revoke: list[int], options: dict[str, Any], writer
 ) -> Iterator[dict]:
-    """Each record with the fields of its result; a record that was scored before gets new ones."""
-    rows = iter(rows)
+    """Each record with the fields of its result; a record that was scored before gets new ones.
+
+    What a ledger is to hold is written before it is given away, and with all candidates, whatever `top_k` says.
+    """
+    rows, top_k = iter(rows), options["top_k"]
+    options = {**options, "top_k": None}
+    facts = None if writer is None else describe_model(model)
     # More than one batch at a time: the model puts questions of similar length together.
     while chunk := list(islice(rows, 8 * options["batch_size"])):
+        passages = [[candidate.to_dict() for candidate in row.candidates] for _, row in chunk]
         results = model.rank_batch(
-            [row.question for _, row in chunk],
-            [[candidate.to_dict() for candidate in row.candidates] for _, row in chunk],
-            revoke=[revoke] * len(chunk),
-            **options,
+            [row.question for _, row in chunk], passages, revoke=[revoke] * len(chunk), **options
         )
+        if writer is not None:
+            identifiers = [record.get("id") for record, _ in chunk]
+            given = {"question_ids": identifiers, "revoke_by": options["revoke_by"], "top_k": top_k}
+            writer.append(ledger_records(results, passages, facts, **given))
         for (record, _), result in zip(chunk, results, strict=True):
+            result["evidence"] = result["evidence"][:top_k]
             yield {**record, **{field: result[field] for field in RESULT_FIELDS}}
 
 
