@@ -21,8 +21,10 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _MODULES = {
+    "ATTENTION_CONTROLS": "modeling",
     "AttentionPermission": "modeling",
     "AutoModelForEvidenceSelection": "modeling",
+    "EvidenceAttentionOutput": "modeling",
     "EvidenceCollator": "trainer",
     "EvidenceOutput": "modeling",
     "EvidenceProcessor": "modeling",
@@ -44,6 +46,7 @@ _MODULES = {
     "attach_from_config": "modeling",
     "attach_permission": "modeling",
     "attach_precision": "modeling",
+    "detach": "modeling",
     "evidence_attention": "modeling",
     "evidence_metrics": "evaluation",
     "load_attached": "modeling",

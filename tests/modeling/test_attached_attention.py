@@ -7,18 +7,20 @@ import json
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from tests.modeling.attention_models import FAMILIES, SEQ2SEQ, batch_of, build, states
 from warrant_hf import (
+    ATTENTION_CONTROLS,
     AttentionPermission,
     WarrantEncoderForEvidenceSelection,
     attach_from_config,
     attach_permission,
     attach_precision,
+    detach,
     load_attached,
+    set_maa_power,
 )
-from warrant_hf.modeling import ATTENTION_CONTROLS, detach
 from warrant_hf.modeling.attention_interface import attend
 
 B, H, HKV, Q, K, D = 2, 4, 2, 5, 7, 6
@@ -135,6 +137,25 @@ def test_each_control_is_its_formula(settings):
     close(context, expected, 1e-6)
 
 
+@pytest.mark.parametrize("settings", SETTINGS, ids=describe)
+def test_autocast_leaves_gates_in_float32(settings):
+    query, key, value = (states.bfloat16() for states in qkv())
+    permission = randomize(AttentionPermission(H, HKV, D, hidden_size=5, **settings))
+    options = {"mask": KEEP, "is_causal": False, "scale": None, "permission": permission, "items": ITEMS}
+    record, exact = {"permissions": [], "masses": []}, {"permissions": []}
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            context, _ = attend(query, key, value, record=record, **options)
+        expected, _ = attend(query.float(), key.float(), value.float(), record=exact, **options)
+    assert context.dtype == torch.bfloat16
+    close(context.float(), expected, 0.1)
+    (gates,), (mass,), (clean,) = *record.values(), exact["permissions"]
+    assert mass.dtype == torch.float32
+    if permission.acts_on != "nothing":
+        assert gates.dtype == torch.float32 and not torch.equal(gates, gates.bfloat16().float())
+        close(gates, clean, 0.05)
+
+
 @pytest.mark.parametrize("start", [1.0, 0.95, 0.5])
 @pytest.mark.parametrize("settings", SETTINGS, ids=describe)
 def test_every_gate_starts_at_start_and_can_move(settings, start):
@@ -211,6 +232,7 @@ def test_a_closed_item_gives_nothing():
         ({"layers": [2]}, "layers has 2; give layer numbers from -2 to 1"),
         ({"layers": -1}, r"layers is -1; give a list of layer numbers"),
         ({"layers": []}, r"layers is \[\]"),
+        ({"layers": [0, 1, -1]}, r"layers is \[0, 1, -1\], which names layer 1 twice; name each layer once"),
         ({"where": "cross"}, "where is 'cross', but BertModel has only attention of: encoder"),
         ({"where": "top"}, "where is 'top'; choose one of 'encoder', 'decoder', 'cross'"),
     ],
@@ -284,6 +306,42 @@ def test_max_items():
     close(*outputs)
     with pytest.raises(ValueError, match="items has item 9, but max_items is 6"):
         states(model, batch, items=torch.full((3, 11), 9))
+    with pytest.raises(ValueError, match="items has -2; give 0 and up, and -1 for a key that belongs to no item"):
+        states(model, batch, items=torch.full((3, 11), -2))
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_arguments_for_what_is_not_attached(kind):
+    batch, _ = batch_of(kind)
+    items, precisions = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11)
+    model = build(kind, "pfa")
+    for attached in (None, "token", "item"):
+        if attached is not None:
+            detach(model)
+            attach_permission(model, layers=[0], where="cross" if kind == "t5" else None, granularity=attached)
+        if attached == "item":
+            assert len(states(model, batch, items=items, output_permissions=True).permissions) == 1
+        else:
+            with pytest.raises(ValueError, match="items is given, but no permission with granularity 'item'"):
+                states(model, batch, items=items)
+        with pytest.raises(ValueError, match="log_precision is given, but no precision is attached"):
+            states(model, batch, log_precision=precisions)
+    model.set_attn_implementation("sdpa")
+    states(model, batch, items=items)  # the ungated control takes the same batches
+    with pytest.raises(ValueError, match="output_masses is set, but the attention key is 'sdpa'"):
+        states(model, batch, items=items, output_masses=True)
+    model.set_attn_implementation("warrant")
+    detach(model)
+    attach_precision(model, layers=[0], where="cross" if kind == "t5" else None)
+    states(model, batch, log_precision=precisions)
+    with pytest.raises(ValueError, match="output_permissions is set, but no permission is attached to this"):
+        states(model, batch, output_permissions=True)
+
+
+@pytest.mark.parametrize("call", [attach_permission, attach_precision, attach_from_config, detach])
+def test_what_is_no_transformers_model(call):
+    with pytest.raises(ValueError, match="model is a Linear; give a transformers model, or use WarrantAttention"):
+        call(nn.Linear(2, 2))
 
 
 def test_recorded_permissions():
@@ -337,12 +395,43 @@ def test_save_and_load(kind, shards, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size=shards)
     record = json.loads((tmp_path / "config.json").read_text())["warrant_attention"]
     assert record["permission"][0]["layers"] == [1] and record["precision"][0]["bound"] == 2.0
-    loaded = load_attached(tmp_path, attn_implementation="maa")
+    assert record["attention"] == "maa"
+    loaded = load_attached(tmp_path)
     assert type(loaded) is type(model)
     assert torch.equal(states(loaded, batch)[0], expected)
     again = tmp_path / "again"
     loaded.save_pretrained(again)
-    assert torch.equal(states(load_attached(again, attn_implementation="maa"), batch)[0], expected)
+    assert torch.equal(states(load_attached(again), batch)[0], expected)
+
+
+@pytest.mark.parametrize("order", ["key first", "attached first", "attached first, power unset"])
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_the_attention_key_is_recorded(kind, order, tmp_path):
+    model = build(kind, "maa" if order == "key first" else "sdpa")
+    attach_permission(model)
+    attach_precision(model)
+    randomize(model)
+    batch, _ = batch_of(kind)
+    model.set_attn_implementation("maa")
+    if order != "attached first, power unset":
+        set_maa_power(model, [1.3, 1.2])
+        model.save_pretrained(tmp_path)  # also without a forward pass
+    expected = states(model, batch)[0]
+    if order == "attached first, power unset":
+        model.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path)
+    assert loaded.config._attn_implementation == "maa"
+    assert torch.equal(states(loaded, batch)[0], expected)
+    plain = load_attached(tmp_path, attn_implementation="warrant")
+    assert not torch.allclose(states(plain, batch)[0], expected)
+    model.set_attn_implementation("warrant")
+    assert torch.equal(states(plain, batch)[0], states(model, batch)[0])
+    ungated = load_attached(tmp_path, attn_implementation="sdpa")
+    assert ungated.config._attn_implementation == "sdpa"
+    close(states(ungated, batch)[0], states(AutoModel.from_pretrained(tmp_path), batch)[0])
+    fresh = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path))
+    attach_from_config(fresh)
+    assert fresh.config._attn_implementation == "maa"
 
 
 def test_load_under_another_head(tmp_path):
@@ -370,11 +459,29 @@ def test_loading_errors(tmp_path):
         ({"permission": [{"layers": [0, 1]}]}, "lacks 5 attached weights, such as encoder.layer.1.attention.self"),
         ({"permission": [{"layers": [0], "colour": 1}]}, "a permission of unknown settings|with unknown settings"),
         ({"licence": []}, "records 'licence', but only permission and precision can be attached"),
+        ({"attention": "soft"}, "records the attention key 'soft'; choose one of 'warrant', 'maa', 'pfa'"),
     ):
         config = copy.deepcopy(model.config)
         config.warrant_attention = change
         with pytest.raises(ValueError, match=message):
             load_attached(tmp_path / "attached", config=config)
+    with pytest.raises(TypeError, match="path is <class .*; give a folder or Hub id first"):
+        load_attached(AutoModel, tmp_path / "attached")
+    with pytest.raises(TypeError, match="auto_class is 'bert'; give a class such as"):
+        load_attached(tmp_path / "attached", "bert")
+    with pytest.raises(ValueError, match="output_loading_info is set"):
+        load_attached(tmp_path / "attached", output_loading_info=True)
+
+
+def test_attached_weights_of_another_shape(tmp_path):
+    """A single number would be repeated over the whole tensor, and the wrong model would load without an error."""
+    model = build("bert", "warrant")
+    attach_permission(model, layers=[0], hidden_size=1)
+    model.save_pretrained(tmp_path)
+    config = copy.deepcopy(model.config)
+    config.warrant_attention["permission"][0]["hidden_size"] = 8
+    with pytest.raises(ValueError, match=r"of shape \[1.*, but its config makes it \[8.*; correct warrant_attention"):
+        load_attached(tmp_path, config=config)
 
 
 def test_attach_from_config_does_nothing_without_a_record():
@@ -429,7 +536,13 @@ def test_peft_trains_saves_and_restores_them(tmp_path):
     loaded = PeftModel.from_pretrained(base(), tmp_path).eval()
     close(states(loaded, batch).logits, expected, 1e-6)
     assert len(states(loaded, batch, output_permissions=True).permissions) == 1
-    close(states(loaded.merge_and_unload(), batch).logits, expected, 1e-5)
+    with pytest.raises(ValueError, match="is a PEFT adapter and no complete model; load its base model, attach"):
+        load_attached(tmp_path, AutoModelForSequenceClassification)
+    merged = loaded.merge_and_unload()
+    close(states(merged, batch).logits, expected, 1e-5)
+    merged.save_pretrained(tmp_path / "merged")
+    whole = load_attached(tmp_path / "merged", AutoModelForSequenceClassification)
+    close(states(whole, batch).logits, expected, 1e-5)
 
 
 def test_automodel_ignores_what_it_does_not_know(tmp_path):

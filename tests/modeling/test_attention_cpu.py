@@ -383,6 +383,25 @@ def test_without_compiler(tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
+@pytest.mark.parametrize("left", [0, 20_000])
+def test_a_broken_file_is_made_again(left, monkeypatch, tmp_path):
+    """Half a library, as a full disk leaves it, can end the process when it is loaded."""
+    needs_kernel(make_problem())
+    whole = attention_cpu._compile()
+    content = whole.read_bytes()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    broken = attention_cpu._cache_directory() / whole.name
+    broken.parent.mkdir()
+    broken.write_bytes(content[:left])
+    compiler = tmp_path / "c++"  # `-o FILE` is before the source
+    compiler.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp "{whole}" "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert attention_cpu._compile().read_bytes() == content
+    compiler.write_text("#!/bin/sh\nexit 1\n")  # what is whole is not made again
+    assert attention_cpu._compile().read_bytes() == content
+
+
 def test_is_a_constant_for_torch_compile():
     problem = make_problem()
     needs_kernel(problem)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warrant_hf.modeling import attention_blockwise
+from warrant_hf.modeling import attention_blockwise, attention_ops
 from warrant_hf.modeling.attention_fused import FUSED_BACKENDS
 from warrant_hf.modeling.attention_gates import ItemGate, LowRankGate, PairwiseGate
 from warrant_hf.modeling.attention_ops import evidence_attention
@@ -204,9 +204,10 @@ def test_head_widths(backend, width):
     assert_equals_reference(problem, backend, power=1.1)
 
 
-@pytest.mark.parametrize("power", [0.1, 0.7, 1.02, 3.0, 8.0, 64.0])
-def test_learned_power(backend, power):
-    problem = make_problem(gate="pair", mask="keys", bias="keys")
+@pytest.mark.parametrize("power", [0.1, 0.7, 1.0, 1.02, 3.0, 8.0, 64.0])
+@pytest.mark.parametrize("mask", ["keys", "pairs"])
+def test_learned_power(backend, power, mask):
+    problem = make_problem(gate="pair", mask=mask, bias="keys")
     assert_equals_reference(problem, backend, power=torch.tensor(power, dtype=torch.float64))
 
 
@@ -232,6 +233,93 @@ def test_dropout_keeps_the_expected_context():
 
 
 # ------------------------------------------------------------------------------------------------ laws and edges
+
+
+def test_a_learned_power_of_one_has_the_promised_outputs(backend):
+    """A compiled graph reads as many normalisers as the shapes for `torch.compile` say."""
+    query, key, value = (x.detach().float() for x in make_problem()["qkv"])
+    power = torch.tensor(1.0, requires_grad=True)
+    settings = ("none", 0.0, 0.3, 1.0, False, 0.0, True, backend)
+    outputs = torch.ops.warrant_hf.evidence_attention(query, key, value, None, None, [], power, None, *settings)
+    assert outputs[3].shape == outputs[2].shape == query.shape[:-1]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"queries": 0}])
+def test_nothing_to_do(gate, empty):
+    problem = make_problem(gate=gate, **empty)
+    outputs, gradients = run(problem, backend="blockwise", power=1.3)
+    expected_outputs, expected_gradients = run(problem, backend="reference", power=1.3)
+    for x, expected in zip([*outputs, *gradients], [*expected_outputs, *expected_gradients], strict=True):
+        assert expected is None or (x.shape == expected.shape and not x.any())
+
+
+@pytest.mark.parametrize("gate", ["pair", "mlp", "low_rank"])
+@pytest.mark.parametrize("what", ["query", "gate"])
+def test_nan_that_is_read_stays_visible(backend, gate, what):
+    """A diverged model must not look sound: least of all by a gate that falls back to its smallest value."""
+    problem = make_problem(gate=gate, gate_heads=4, dtype=torch.float32)
+    tensor = problem["qkv"][0] if what == "query" else problem["gate"]
+    if not isinstance(tensor, torch.Tensor):
+        tensor = tensor.query
+    tensor.data[0, 1, 2, 3] = float("nan")
+    output = evidence_attention(*problem["qkv"], gate=problem["gate"], power=1.3, backend=backend)
+    of_row = torch.zeros(output.mass.shape, dtype=torch.bool)
+    of_row[0, 1, 2] = True
+    assert torch.equal(output.context.isnan().all(-1), of_row) and torch.equal(output.mass.isnan(), of_row)
+
+
+@pytest.mark.parametrize("item", [ITEMS, ITEMS + 1, 10**6])
+@pytest.mark.parametrize("mask", [None, "keys"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "blockwise", "cpp"])
+def test_an_item_without_values(item, mask, backend):
+    problem = make_problem(gate="item", dtype=torch.float32, mask=mask)
+    gate = dataclasses.replace(problem["gate"], items=problem["gate"].items.clone())
+    gate.items[0, 2] = item
+    with pytest.raises(ValueError, match=f"items has item {item}, but there are values of {ITEMS} items"):
+        evidence_attention(*problem["qkv"], mask=problem.get("mask"), gate=gate, backend=backend)
+
+
+@pytest.mark.parametrize("item", [ITEMS, ITEMS + 1])
+def test_an_item_without_values_in_a_compiled_graph(backend, item):
+    """There nothing is checked before the operator; item M must not be the one of the keys without item."""
+    problem = make_problem(gate="item", dtype=torch.float32)
+    gate = dataclasses.replace(problem["gate"], items=torch.full_like(problem["gate"].items, item))
+    settings = ("item", 0.0, 0.3, 1.0, False, 0.0, True, backend)
+    with pytest.raises((ValueError, RuntimeError)):
+        torch.ops.warrant_hf.evidence_attention(
+            *problem["qkv"], None, None, list(gate.tensors()), None, None, *settings
+        )
+
+
+def test_differentiated_twice(backend):
+    query, key, value = (x.detach().float().requires_grad_() for x in make_problem()["qkv"])
+    context = evidence_attention(query, key, value, power=1.3, backend=backend).context
+    (gradient,) = torch.autograd.grad(context.square().sum(), query, create_graph=True)
+    with pytest.raises(NotImplementedError, match="use backend='reference'"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("of", ["query", "gate", "power"])
+def test_forward_mode(backend, of, monkeypatch):
+    """The operator would drop the tangents, which gives a derivative of 0 and no error."""
+    problem = make_problem(gate="pair")
+    query, key, value = (x.detach().float() for x in problem["qkv"])
+    given = {"query": query, "gate": problem["gate"].detach().float(), "power": torch.tensor(1.3)}
+
+    def context(x, backend):
+        now = given | {of: x}
+        return evidence_attention(now["query"], key, value, gate=now["gate"], power=now["power"], backend=backend)[0]
+
+    def derivative(backend):
+        x = given[of]
+        return torch.func.jvp(lambda x: context(x, backend), (x,), (torch.ones_like(x),))[1]
+
+    with pytest.raises(ValueError, match="no forward-mode derivative; use backend='reference'"):
+        derivative(backend)
+    monkeypatch.setattr(attention_ops, "FUSED_FROM", 0)
+    assert derivative("auto").abs().sum() > 0
+    torch.testing.assert_close(derivative("auto"), derivative("reference"))
 
 
 @pytest.mark.parametrize("power", [1.0, 1.3])

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from tests.modeling.attention_models import DECODERS, FAMILIES, SEQ2SEQ, batch_of, build, states
+from tests.modeling.attention_models import DECODERS, ENCODER, FAMILIES, SEQ2SEQ, batch_of, build, states
 from warrant_hf import WarrantEncoderForEvidenceSelection, attach_permission, set_maa_power
 from warrant_hf.modeling.attention_interface import ATTENTION_KEYS, power_of, warrant_attention_forward
 
@@ -257,11 +257,34 @@ def test_models_that_compute_attention_themselves(kind):
     sizes = {"vocab_size": 60, "d_model": 32, "attention_window": 4, "encoder_layers": 1, "decoder_layers": 1}
     config = AutoConfig.for_model(kind, **(sizes if kind == "led" else FAMILIES["bert"] | {"num_hidden_layers": 1}))
     model = AutoModel.from_config(config, attn_implementation="maa")
-    message = f"{type(model).__name__} computes its attention itself .*; load it with attn_implementation="
-    with pytest.raises(ValueError, match=message):
+    message = f"{type(model).__name__} computes its attention itself .*; "
+    with pytest.raises(ValueError, match=message + "load it with attn_implementation="):
         states(model, {"input_ids": torch.full((1, 4), 5), "attention_mask": torch.ones(1, 4)})
-    with pytest.raises(ValueError, match=message):
-        attach_permission(model)
+    for call in (attach_permission, lambda model: set_maa_power(model, 1.2)):
+        with pytest.raises(ValueError, match=message + "take a model such as BERT"):
+            call(model)
+
+
+@pytest.mark.parametrize("kind", ["deberta", "deberta-v2", "xlnet", "longformer", "big_bird"])
+def test_a_power_is_refused_where_nothing_else_would_say_so(kind):
+    sizes = {"vocab_size": 60, "d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48} if kind == "xlnet" else ENCODER
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **sizes), attn_implementation="maa")
+    for call in (attach_permission, lambda model: set_maa_power(model, 1.2)):
+        with pytest.raises(ValueError, match=f"{type(model).__name__} computes its attention itself"):
+            call(model)
+
+
+@pytest.mark.parametrize("key", ["sdpa", "eager", "warrant", "pfa"])
+def test_a_power_is_refused_under_another_key(key):
+    model = build("bert", key)
+    with pytest.raises(ValueError, match=f"does nothing under the attention key {key!r} of this BertModel; call"):
+        set_maa_power(model, 1.2)
+    assert not hasattr(model.config, "maa_power")
+    model.set_attn_implementation("maa")
+    set_maa_power(model, (1.2, 1.1))
+    assert model.config.maa_power == [1.2, 1.1]
+    with pytest.raises(ValueError, match="model is a Linear; give a transformers model"):
+        set_maa_power(nn.Linear(2, 2), 1.2)
 
 
 @pytest.mark.parametrize(
@@ -279,6 +302,10 @@ def test_bad_power(power, message):
     model = build("bert", "maa", power=power)
     with pytest.raises(ValueError, match=message):
         states(model, batch_of("bert")[0])
+    model = build("bert", "maa")
+    with pytest.raises(ValueError, match=message):
+        set_maa_power(model, power)
+    assert not hasattr(model.config, "maa_power")
 
 
 def test_power_of_a_layer():
@@ -308,7 +335,7 @@ def test_masks_that_are_not_made_by_the_mask_function():
     expected, _ = warrant_attention_forward(value=value, attention_mask=keep, **call)
     assert torch.isfinite(expected).all()
     additive = torch.zeros(keep.shape).masked_fill(~keep, torch.finfo(torch.float32).min)
-    for mask in (additive, padding, padding.long()):
+    for mask in (additive, padding, padding.long(), keep.long()):
         close(warrant_attention_forward(value=value, attention_mask=mask, **call)[0], expected)
     value[0, :, 4:] = 0
     call["attention_mask"], call["value"] = None, value

@@ -151,6 +151,28 @@ def test_permissions_by_item_are_recorded():
     close(mass, (weights * gates).sum(-1))
 
 
+@pytest.mark.parametrize(("kind", "settings"), NEUTRAL)
+def test_batch_first_as_nn_multihead_attention_takes_it(kind, settings):
+    states, attention = random(B, K, E), multihead()
+    layer = kind(E, H, batch_first=True, **settings)
+    layer.load_state_dict(attention.state_dict(), strict=False)
+    close(layer(states)[0], attention(states, states, states)[0])
+    with pytest.raises(ValueError, match=f"batch_first is False, but {kind.__name__} takes .batch, length, width"):
+        kind(E, H, batch_first=False, **settings)
+    with pytest.raises(TypeError, match=f"{kind.__name__}.* 'colour'"):
+        kind(E, H, colour=1, **settings)
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(("kind", "settings"), NEUTRAL)
+def test_masks_of_integers_may_mean_either(kind, settings, dtype, name):
+    mask = torch.ones(B, K, dtype=dtype) if name == "key_padding_mask" else torch.ones(K, K, dtype=dtype)
+    message = f"{name} has dtype {dtype}; make it bool .True = not to be read., .* with attention_mask == 0"
+    with pytest.raises(ValueError, match=message):
+        kind(E, H, **settings)(random(B, K, E), **{name: mask})
+
+
 def test_a_row_without_keys_reads_nothing():
     layer = WarrantAttention(E, H)
     mask = torch.ones(B, K, dtype=torch.bool)
@@ -190,11 +212,23 @@ def test_dropout_in_training_only():
         ),
         (
             lambda: WarrantAttention.from_multihead(nn.MultiheadAttention(E, H)),
-            "The attention has batch_first=False, which WarrantAttention has not",
+            "The attention has batch_first=False, which WarrantAttention has not; build it with batch_first=True",
         ),
         (
             lambda: WarrantAttention.from_multihead(nn.MultiheadAttention(E, H, batch_first=True, add_zero_attn=True)),
             "The attention has add_zero_attn=True",
+        ),
+        (
+            lambda: WarrantAttention(E, H)(random(B, K, E), items=torch.zeros(B, K, dtype=torch.long)),
+            "items is given, but this WarrantAttention does not read it; .*granularity='item'",
+        ),
+        (
+            lambda: MassAwareAttention(E, H)(random(B, K, E), log_precision=torch.zeros(B, K)),
+            "log_precision is given, but this MassAwareAttention does not read it; use PrecisionAttention",
+        ),
+        (
+            lambda: PrecisionAttention(E, H)(random(B, K, E), permission_record={"masses": []}),
+            "permission_record is given, but this PrecisionAttention does not read it",
         ),
     ],
 )

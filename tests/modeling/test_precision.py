@@ -57,6 +57,16 @@ def test_clipping_is_bounded_and_recorded():
     assert torch.equal(head(value).unique(), torch.tensor([-0.5])) and head.clipped_share == 1
 
 
+def test_autocast_leaves_it_in_float32():
+    head, value = PrecisionHead(12), value_states()
+    nn.init.normal_(head.score, generator=torch.Generator().manual_seed(0))
+    expected = head(value)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(value)
+    assert found.dtype == torch.float32 and not torch.equal(found, found.bfloat16().float())
+    torch.testing.assert_close(found, expected, atol=0.03, rtol=0)
+
+
 def test_it_does_not_read_what_decides_relevance():
     batch, real = batch_of("bert")
     model = build("bert", "sdpa")

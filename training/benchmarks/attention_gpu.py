@@ -1,6 +1,6 @@
 """The benchmark of attention.py on a GPU, in a few minutes: one command, one CSV, one line where there is no GPU.
 
-    python training/benchmarks/attention_gpu.py [--out training/benchmarks/results/attention_gpu.csv]
+python training/benchmarks/attention_gpu.py [--out training/benchmarks/results/attention_gpu.csv]
 """
 
 from __future__ import annotations

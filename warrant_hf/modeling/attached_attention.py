@@ -6,27 +6,36 @@
     >>> model(**batch, output_permissions=True).permissions[0].shape  # [B, 1, Q, K]
 
 They are ordinary parameters: in the state dict, trained by any optimizer, saved by PEFT with
-`modules_to_save=["permission", "precision"]`. The config records what is attached (`config.warrant_attention`).
+`modules_to_save=["permission", "precision"]`. The config records what is attached, and under which attention key
+(`config.warrant_attention`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
-from transformers.utils import cached_file, logging
+from transformers.utils import cached_file, find_adapter_config_file, logging
 
 from .attached_permission import AttentionPermission
-from .attention_interface import ATTENTION_KEYS, RECORDS, find_attentions
+from .attention_interface import (
+    ARGUMENTS,
+    ATTENTION_KEYS,
+    RECORD,
+    RECORDS,
+    check_model,
+    find_attentions,
+    record_key,
+    uses_interface,
+)
 from .checkpoint_loading import source_arguments
 from .precision import PrecisionHead
 
-#: Field of a config that records what is attached.
-RECORD = "warrant_attention"
 PLACES = ("encoder", "decoder", "cross")
 _CROSS = ("EncDecAttention", "encoder_attn", "crossattention")
 # Where transformers' attention modules keep their sizes.
@@ -65,9 +74,27 @@ def attach_permission(
 
     The model is switched to the attention key "warrant", unless it has one of ours; under "sdpa" and "eager" what is
     attached does nothing, which is the ungated control on the same weights. Other layers keep transformers' "sdpa".
-    From then on the model takes `output_permissions=True` and returns `permissions`, a tuple of the gates of each
-    attached module in the order of computation, `[B, H | 1, Q, K]`, 0 where nothing may be read (for factors per
-    channel, the factor); and `output_masses=True` for `masses`, `[B, H, Q]` each, which do not store the gates.
+
+    **What it returns.** From then on the model takes `output_permissions=True` and returns `permissions`, a tuple of
+    the gates of each attached module, `[B, H | 1, Q, K]`, in the order of computation, which is that of the returned
+    names (for factors per channel, the factor; for "adapter", what is added to the logits). The gate of a key that may
+    not be read, such as padding, is 0: average over the others. `output_masses=True` gives `masses`, `[B, H, Q]` each,
+    and does not store the gates. `output_attentions=True` gives the clean weights, before the gates. In `generate()`
+    the gates act, but are not returned; call the model on the finished sequence for them.
+
+    **Controls**, as in `ATTENTION_CONTROLS` (whose entries have a `summary`): "pair", a gate per (query, key), not
+    renormalised; "open", the same parameters, frozen at gate 1; "query", a gate per query; "item", a gate per key;
+    "normalized", "pair" with weights that sum to 1 again; "adapter", psi is added to the logits; "g1" and "g2", a
+    sigmoid per channel of the output and of the value; "cpa_count", the output grows with the log of the number of
+    readable keys; "cpa_sum", the sum of the readable values is added.
+
+    **PEFT.** With `modules_to_save=["permission"]` an adapter holds what was attached, but PEFT leaves it out, without
+    an error, where the base model has nothing attached. So attach with the same settings before loading,
+
+        >>> attach_permission(base, layers=[-1])
+        >>> model = PeftModel.from_pretrained(base, "adapter")
+
+    or make it one model: `model.merge_and_unload().save_pretrained("folder")`, then `load_attached("folder", ...)`.
 
     Args:
         model: any transformers model that uses `AttentionInterface`.
@@ -80,8 +107,8 @@ def attach_permission(
         The names of the attention modules.
 
     Raises:
-        ValueError: the model computes its attention itself, a layer does not exist or has a permission already, or a
-            setting is wrong.
+        ValueError: the model computes its attention itself (DeBERTa, XLNet, MPNet, LED, ...), a layer does not exist,
+            is named twice or has a permission already, or a setting is wrong.
     """
     settings = {
         "control": control,
@@ -93,7 +120,7 @@ def attach_permission(
         "leak": leak,
         "max_items": max_items,
     }
-    return _attach(model, "permission", layers, where, settings)
+    return _attach_new(model, "permission", layers, where, settings)
 
 
 def attach_precision(
@@ -119,32 +146,62 @@ def attach_precision(
     Raises:
         ValueError: as in [`attach_permission`].
     """
-    return _attach(model, "precision", layers, where, {"hidden_size": hidden_size, "bound": bound})
+    return _attach_new(model, "precision", layers, where, {"hidden_size": hidden_size, "bound": bound})
 
 
 def attach_from_config(model: PreTrainedModel) -> list[str]:
     """Attaches what `model.config.warrant_attention` records, with fresh weights; nothing if it records nothing.
 
+    The model is switched to the recorded attention key, unless it has one of ours.
+
     Raises:
         ValueError: the record does not fit the model or this version of the package.
     """
+    return _attach_recorded(model)
+
+
+def _attach_recorded(model, keep_key=False):
+    check_model(model)
     names = []
-    for kind, entries in (getattr(model.config, RECORD, None) or {}).items():
+    record = getattr(model.config, RECORD, None) or {}
+    recorded_key = _recorded_key(record)
+    for kind, entries in record.items():
+        if kind == "attention":
+            continue
         if kind not in _KINDS:
             raise ValueError(f"{RECORD} records {kind!r}, but only {' and '.join(_KINDS)} can be attached; remove it.")
         for entry in entries:
             settings = dict(entry)
             layers, where = settings.pop("layers", None), settings.pop("where", None)
             try:
-                names += _attach(model, kind, layers, where, settings, record=False)
+                key = None if keep_key else recorded_key or _KINDS[kind][1]
+                names += _attach(model, kind, layers, where, settings, key)[0]
             except TypeError as error:
                 raise ValueError(f"{RECORD} has a {kind} of unknown settings ({error}); correct the config.") from None
+    record_key(model.config)
     return names
 
 
+def _recorded_key(record):
+    key = record.get("attention")
+    if key is not None and key not in ATTENTION_KEYS:
+        raise ValueError(
+            f"{RECORD} records the attention key {key!r}; choose one of {', '.join(map(repr, ATTENTION_KEYS))} in the "
+            "config."
+        )
+    return key
+
+
 def detach(model: PreTrainedModel) -> None:
-    """Removes everything attached, and its record. The attention key stays as it is."""
+    """Removes everything attached, and its record. The attention key stays as it is.
+
+    Raises:
+        ValueError: it is no transformers model.
+    """
+    check_model(model)
     for module in model.modules():
+        if uses_interface(type(module)):
+            module._attached_arguments = frozenset()
         for kind in _KINDS:
             if isinstance(getattr(module, kind, None), nn.Module):
                 delattr(module, kind)
@@ -155,26 +212,42 @@ def detach(model: PreTrainedModel) -> None:
 def load_attached(path, auto_class=AutoModel, *, config=None, **kwargs) -> PreTrainedModel:
     """A saved model with what was attached to it; `from_pretrained` of a stock class would leave that out.
 
+        >>> model = load_attached("folder", AutoModelForSequenceClassification)
+
+    The attention key is the one that the model was last under ("warrant", "maa" or "pfa"), `config.maa_power` that of
+    the config. An `attn_implementation` among the arguments wins, also "sdpa", under which nothing attached acts.
+
     Args:
-        path: folder or Hub id of a model that was saved with `save_pretrained`.
+        path: folder or Hub id of a model that was saved with `save_pretrained`; for a PEFT adapter see
+            [`attach_permission`].
         auto_class: `AutoModel...` or a model class.
         config, kwargs: as in `from_pretrained`; only safetensors are read.
 
     Raises:
-        ValueError: nothing is recorded in the config, or the weights of what is attached are missing.
+        TypeError: `path` or `auto_class` is something else.
+        ValueError: nothing is recorded in the config, or weights of what is attached are missing or of another shape.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path is {path!r}; give a folder or Hub id first, and then a class such as AutoModel.")
+    if not hasattr(auto_class, "from_pretrained"):
+        raise TypeError(f"auto_class is {auto_class!r}; give a class such as AutoModelForSequenceClassification.")
+    if kwargs.pop("output_loading_info", False):
+        raise ValueError("output_loading_info is set, but load_attached returns the model only; leave it out.")
     source = source_arguments(kwargs)
     if config is None:
-        config = AutoConfig.from_pretrained(path, **source)
+        config = _read_config(path, source)
     if not getattr(config, RECORD, None):
         raise ValueError(f"The config of {path} records nothing attached; load it with from_pretrained.")
+    has_key = bool(kwargs.get("attn_implementation") or config._attn_implementation)
+    if not has_key:
+        kwargs["attn_implementation"] = _recorded_key(getattr(config, RECORD))
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the report would list the attached weights, which are loaded below
     try:
         model = auto_class.from_pretrained(path, config=config, use_safetensors=True, **kwargs)
     finally:
         logging.set_verbosity(verbosity)
-    names = attach_from_config(model)
+    names = _attach_recorded(model, keep_key=has_key)
     prefix = f"{model.base_model_prefix}."
     wanted = {
         f"{name}.{kind}.{key}".removeprefix(prefix): tensor
@@ -187,11 +260,34 @@ def load_attached(path, auto_class=AutoModel, *, config=None, **kwargs) -> PreTr
             with safe_open(file, framework="pt") as weights:
                 for key in weights.keys():
                     tensor = wanted.pop(key.removeprefix(prefix), None)
-                    if tensor is not None:
-                        tensor.copy_(weights.get_tensor(key))
+                    if tensor is None:
+                        continue
+                    saved = weights.get_tensor(key)
+                    if saved.shape != tensor.shape:  # `copy_` would repeat a single number
+                        raise ValueError(
+                            f"{path} has {key} of shape {list(saved.shape)}, but its config makes it "
+                            f"{list(tensor.shape)}; correct {RECORD} in the config."
+                        )
+                    tensor.copy_(saved)
     if wanted:
         raise ValueError(f"{path} lacks {len(wanted)} attached weights, such as {min(wanted)}; copy it again.")
     return model
+
+
+def _read_config(path, source):
+    try:
+        return AutoConfig.from_pretrained(path, **source)
+    except (OSError, ValueError):
+        try:
+            is_adapter = find_adapter_config_file(path, **source) is not None
+        except OSError:
+            is_adapter = False
+        if not is_adapter:
+            raise
+    raise ValueError(
+        f"{path} is a PEFT adapter and no complete model; load its base model, attach to it with the same settings as "
+        "before training, and call PeftModel.from_pretrained(model, path)."
+    )
 
 
 def _weight_files(path, source):
@@ -202,8 +298,22 @@ def _weight_files(path, source):
     return [cached_file(path, shard, **source) for shard in shards]
 
 
-def _attach(model, kind, layers, where, settings, record=True):
-    make, key = _KINDS[kind]
+def _attach_new(model, kind, layers, where, settings):
+    names, layers = _attach(model, kind, layers, where, settings, _KINDS[kind][1])
+    entries = getattr(model.config, RECORD, None) or {}
+    entry = {"layers": layers, "where": where, **settings}
+    key = model.get_submodule(names[0]).config._attn_implementation
+    setattr(model.config, RECORD, {**entries, kind: [*entries.get(kind, []), entry], "attention": key})
+    return names
+
+
+def _attach(model, kind, layers, where, settings, key):
+    """Makes and adds the parts; `key` is what the model is switched to if it has none of ours, `None` for nothing.
+
+    Returns the names of the modules and the numbers of the layers.
+    """
+    check_model(model)
+    make, _ = _KINDS[kind]
     chosen, layers = _choose(model, layers, where)
     for name, module in chosen.items():
         if getattr(module, kind, None) is not None:
@@ -223,13 +333,23 @@ def _attach(model, kind, layers, where, settings, record=True):
         for tensor in (*part.parameters(), *part.buffers()):
             # Or `post_init` of a model around this one would draw them anew.
             tensor._is_hf_initialized = tensor.device.type != "meta"
-    if record:
-        entries = getattr(model.config, RECORD, None) or {}
-        entry = {"layers": layers, "where": where, **settings}
-        setattr(model.config, RECORD, {**entries, kind: [*entries.get(kind, []), entry]})
-    _use_key(model, key, chosen.values())
+    if key is not None:
+        _use_key(model, key, chosen.values())
+    _mark_arguments(model)
     _record_permissions(model)
-    return list(chosen)
+    return list(chosen), layers
+
+
+def _mark_arguments(model):
+    """Tells every attention module which arguments something reads, be it another module: all of them get all."""
+    attentions, read = find_attentions(model).values(), set()
+    for module in attentions:
+        if getattr(getattr(module, "permission", None), "granularity", None) == "item":
+            read.add("items")
+        if isinstance(getattr(module, "precision", None), nn.Module):
+            read.add("log_precision")
+    for module in attentions:
+        module._attached_arguments = frozenset(read & ARGUMENTS.keys()) | getattr(module, "_attached_arguments", set())
 
 
 def _choose(model, layers, where):
@@ -248,7 +368,10 @@ def _choose(model, layers, where):
     for layer in layers:
         if isinstance(layer, bool) or not isinstance(layer, int) or not -depth <= layer < depth:
             raise ValueError(f"layers has {layer!r}; give layer numbers from {-depth} to {depth - 1}.")
-    layers = sorted({layer % depth for layer in layers})
+    given, layers = layers, sorted(layer % depth for layer in layers)
+    for layer, following in zip(layers, layers[1:]):
+        if layer == following:
+            raise ValueError(f"layers is {given!r}, which names layer {layer} twice; name each layer once.")
     return {name: model.get_submodule(name) for name, layer in found.items() if layer in layers}, layers
 
 
@@ -297,10 +420,28 @@ def _record_permissions(model):
 
 
 def _open_record(model, args, kwargs):
+    if not torch.compiler.is_compiling():
+        record_key(model.config)
     wanted = [name for name in RECORDS if kwargs.pop(f"output_{name}", False)]
     if wanted:
+        _check_recordable(model, wanted[0])
         kwargs["permission_record"] = {name: [] for name in wanted}
     return args, kwargs
+
+
+def _check_recordable(model, name):
+    holders = [module for module in model.modules() if isinstance(getattr(module, "permission", None), nn.Module)]
+    if not holders:
+        raise ValueError(
+            f"output_{name} is set, but no permission is attached to this {type(model).__name__}; call "
+            f"attach_permission(model) first, or leave output_{name} out."
+        )
+    keys = [holder.config._attn_implementation for holder in holders]
+    if not any(key in ATTENTION_KEYS for key in keys):
+        raise ValueError(
+            f"output_{name} is set, but the attention key is {keys[0]!r}, under which nothing attached acts; call "
+            f"model.set_attn_implementation('warrant') first, or leave output_{name} out."
+        )
 
 
 def _close_record(model, args, kwargs, output):

@@ -76,7 +76,7 @@ class Permit(NamedTuple):
         if self.gate is None:
             instead = (x for x in (self.bias, self.of_value, self.of_output, self.added) if x is not None)
             return next(instead, query.new_ones(1, 1, 1, 1))
-        gate = self.gate if isinstance(self.gate, Tensor) else self.gate.dense()
+        gate = self.gate if isinstance(self.gate, Tensor) else _dense(self.gate)
         gate = gate if self.stretch == 1 else gate * self.stretch
         return gate if keep is None else torch.where(keep, gate, 0.0)
 
@@ -95,7 +95,9 @@ class AttentionPermission(nn.Module):
         psi(q, k) = w . GELU(W_q q + b_q + W_k k) + b,        g = leak + (1 - leak) sigmoid(psi)
 
     where models with rotary position embeddings give the rotated q and k. w starts at 0 and b so that every gate is
-    `start`. With `start=1`, g is divided by its own first value: outputs are those of the attention without permission
+    `start`. Autocast acts on the projections W_q and W_k only; psi and g are float32 at least.
+
+    With `start=1`, g is divided by its own first value: outputs are those of the attention without permission
     to rounding, the gradient is that of a gate that starts at 0.99, and a gate can rise to 1.01. Gradients reach W_q
     and W_k from the second step on, when w is no longer 0.
 
@@ -209,7 +211,8 @@ class AttentionPermission(nn.Module):
         Args:
             keep: bool, broadcastable to `[B, H, Q, K]`: what may be read; `None` for all.
             items (`[B, K]`, int64): item of each key, -1 for none (question, padding), whose gate is 1. Used with
-                `granularity="item"`.
+                `granularity="item"`. The values are checked on a CPU only; elsewhere what is below -1 counts as -1,
+                and what is `max_items` or more must not occur.
 
         Raises:
             ValueError: items are needed and missing, or do not fit the keys.
@@ -224,7 +227,7 @@ class AttentionPermission(nn.Module):
             return self._act_on_items(query, key, items)
         gate = self._gate(query, key)
         if self.of_query is None:
-            return Permit(gate=gate.dense() * self.stretch)
+            return Permit(gate=_dense(gate) * self.stretch)
         return Permit(gate=gate, stretch=self.stretch, is_normalized=self.is_normalized)
 
     def _act_on_items(self, query, key, items):
@@ -234,20 +237,23 @@ class AttentionPermission(nn.Module):
             count = max(int(items.max()) + 1, 1)
         member = items.unsqueeze(1) == torch.arange(count, device=items.device).unsqueeze(-1)  # [B, M, K]
         share = member.to(key.dtype) / member.sum(-1, keepdim=True).clamp(min=1).to(key.dtype)
-        pooled = torch.matmul(share.unsqueeze(1), key.masked_fill(~member.any(1)[:, None, :, None], 0.0))
-        values = self._gate(query, pooled).dense() * self.stretch
+        with _without_autocast(key):
+            pooled = torch.matmul(share.unsqueeze(1), key.masked_fill(~member.any(1)[:, None, :, None], 0.0))
+        values = _dense(self._gate(query, pooled)) * self.stretch
         return Permit(gate=ItemGate(values, items), is_normalized=self.is_normalized)
 
     def _act_on_logits(self, query, key, value, keep, items):
         query, key = self._projected(query, key)
-        if self.score is None:
-            return Permit(bias=query @ key.transpose(-1, -2))
-        hidden = F.gelu(query.unsqueeze(-2) + key.unsqueeze(-3))
-        return Permit(bias=hidden @ _at_least_float32(self.score))
+        with _without_autocast(key):
+            if self.score is None:
+                return Permit(bias=query @ key.transpose(-1, -2))
+            hidden = F.gelu(query.unsqueeze(-2) + key.unsqueeze(-3))
+            return Permit(bias=hidden @ _at_least_float32(self.score))
 
     def _act_on_query(self, query, key, value, keep, items):
-        hidden = _at_least_float32(F.gelu(self.of_query(self._states(query))))
-        psi = hidden @ _at_least_float32(self.score) + _at_least_float32(self.offset)
+        hidden = F.gelu(_at_least_float32(self.of_query(self._states(query))))
+        with _without_autocast(query):
+            psi = hidden @ _at_least_float32(self.score) + _at_least_float32(self.offset)
         return Permit(of_output=self._squash(psi).unsqueeze(-1))
 
     def _act_on_output(self, query, key, value, keep, items):
@@ -270,7 +276,7 @@ class AttentionPermission(nn.Module):
         else:
             keep = keep.expand(*keep.shape[:2], -1, value.shape[2])
             total = keep.to(value.dtype) @ value.masked_fill(~keep.any(2).unsqueeze(-1), 0.0)
-        return Permit(added=total * self.factor.to(value.dtype))
+        return Permit(added=total * _at_least_float32(self.factor))
 
     def _states(self, states):
         """`[B, H, N, D]` -> what the linear layers read, with a head axis of H or 1."""
@@ -310,9 +316,13 @@ def check_items(items, key: Tensor, max_items: int | None) -> None:
         raise ValueError(
             f"items is {found}; the attention with the permission needs int64 [B, K] = {[key.shape[0], key.shape[2]]}."
         )
-    if max_items is not None and items.device.type == "cpu" and not torch.compiler.is_compiling():
-        if int(items.max()) >= max_items:
-            raise ValueError(f"items has item {int(items.max())}, but max_items is {max_items}; attach with more.")
+    # Elsewhere the values would have to be waited for.
+    if items.device.type == "cpu" and items.numel() and not torch.compiler.is_compiling():
+        lowest, highest = (int(end) for end in items.aminmax())
+        if lowest < -1:
+            raise ValueError(f"items has {lowest}; give 0 and up, and -1 for a key that belongs to no item.")
+        if max_items is not None and highest >= max_items:
+            raise ValueError(f"items has item {highest}, but max_items is {max_items}; attach with more.")
 
 
 def _joined(states):
@@ -322,6 +332,16 @@ def _joined(states):
 
 def _split(states, heads):
     return states.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def _without_autocast(x):
+    """Around what becomes a gate: autocast decides about the projections only."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _dense(gate):
+    with _without_autocast(gate.tensors()[0]):
+        return gate.dense()
 
 
 def _at_least_float32(x):

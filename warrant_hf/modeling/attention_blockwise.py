@@ -89,9 +89,9 @@ def backward(
         if r is not None:
             d_logits.addcmul_(r, c_power)
         if "power" in needs:
-            logits = run.logits(block)
-            expected = logits.masked_fill_(logits == -math.inf, 0.0).mul_(r).sum(-1, keepdim=True)
-            d_power += (c_power * (expected - lse_power[block.rows].unsqueeze(-1))).sum() / problem.power
+            # sum_j r_ij s_ij - lse_power_i, by log r_ij = p (s_ij - lse_power_i); at p = 1, r is alpha.
+            shares = weights if r is None else r
+            d_power += (c_power * torch.xlogy(shares, shares).sum(-1, keepdim=True)).sum() / problem.power**2
         if d_bias is not None:
             at = block.pairs(d_bias)
             d_bias[at] += d_logits.sum_to_size(d_bias[at].shape)
@@ -138,6 +138,8 @@ class _Run:
         """Blocks with their gate `[b, h, R, keys]`; a gate shared by heads is computed once for all of them."""
         batch, heads, queries, _ = self.query.shape
         keys = self.key.shape[2]
+        if batch * heads * queries == 0:
+            return
         room = max(BLOCK_ELEMENTS // keys, 1)  # rows of one block
         if self.problem.dropout:
             room = max(room, TILE_ROWS)

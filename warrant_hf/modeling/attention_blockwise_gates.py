@@ -32,8 +32,7 @@ class _BlockGate:
         raise NotImplementedError
 
     def start(self, block: Block, gate: Tensor) -> None:
-        if self.sums is None:
-            self.sums = [torch.zeros_like(x) if x.is_floating_point() else None for x in self.tensors]
+        self.gradients()
         self.gate, self.d_gate = gate, None
 
     def add(self, block: Block, d_gate: Tensor) -> None:
@@ -48,6 +47,9 @@ class _BlockGate:
         self.gate = self.d_gate = None
 
     def gradients(self) -> tuple[Tensor | None, ...]:
+        """The sums so far: zeros before the first block, and if there is none."""
+        if self.sums is None:
+            self.sums = [torch.zeros_like(x) if x.is_floating_point() else None for x in self.tensors]
         return tuple(self.sums)
 
     def _squash(self, psi: Tensor) -> Tensor:

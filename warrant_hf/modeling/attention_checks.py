@@ -59,6 +59,7 @@ def check_gate(gate: object, query: Tensor, key: Tensor) -> None:
             raise ValueError(
                 f"{name}.items has shape {list(items.shape)}; expected [B | 1, K] = [{sizes['B']} | 1, {sizes['K']}]."
             )
+        _check_range(f"{name}.items", items, gate.values.shape[-1])
         return
     sizes["R"] = gate.query.shape[-1] if isinstance(gate.query, Tensor) and gate.query.dim() else 0
     _check_axes(f"{name}.query", gate.query, query, sizes, ("B", "H", "Q", "R"))
@@ -69,6 +70,18 @@ def check_gate(gate: object, query: Tensor, key: Tensor) -> None:
     check_number(f"{name}.leak", gate.leak, positive=False)
     if not 0 <= gate.leak < 1:
         raise ValueError(f"{name}.leak is {gate.leak}; pass a number from 0 to below 1.")
+
+
+def _check_range(name: str, items: Tensor, count: int) -> None:
+    """On the CPU only: an accelerator would be waited for, and its own kernels stop at such an item."""
+    if items.device.type != "cpu" or torch.compiler.is_compiling() or items.numel() == 0:
+        return
+    try:
+        highest = int(items.max())
+    except RuntimeError:  # what is traced or mapped has no values
+        return
+    if highest >= count:
+        raise ValueError(f"{name} has item {highest}, but there are values of {count} items; number them from 0.")
 
 
 def _check_axes(name: str, x: object, query: Tensor, sizes: dict, axes: tuple[str, ...]) -> None:

@@ -272,6 +272,9 @@ def _arguments(problem: AttentionProblem) -> tuple[_Arguments, list[Tensor]]:
         a.rank = gate[0].shape[-1]
     if problem.gate_kind == "item":
         held.append(items := gate[1].contiguous())
+        # Here, because a compiled graph comes here without the checks of the operator, and C++ would read anything.
+        if int(items.max()) >= a.rank:
+            raise ValueError(f"ItemGate.items has item {int(items.max()) - 1}, but values of {a.rank - 1} items.")
         a.items, a.item_batch = items.data_ptr(), items.shape[0]
     if problem.gate_kind in ("mlp", "low_rank"):
         a.gate_key = _view(gate[1])
@@ -332,16 +335,18 @@ def _compile() -> Path:
     sources = [part for path in files for part in (path.name.encode(), path.read_bytes())]
     # A cache directory may be shared by machines, and `-march=native` is made for one kind of processor.
     key = hashlib.sha256(b"\0".join([*sources, " ".join(_FLAGS).encode(), _processor()])).hexdigest()[:16]
-    target = _cache_directory() / f"attention_cpu_{key}.so"
-    if target.is_file():
-        return target
+    directory = _cache_directory()
+    for found in directory.glob(f"attention_cpu_{key}_*.so"):
+        # Half a library (a full disk, a machine that stopped) would not fail to load but end the process.
+        if found.name == f"attention_cpu_{key}_{_digest(found)}.so":
+            return found
     candidates = map(shlex.split, (os.environ.get("CXX", ""), "c++", "g++"))
     compiler = next((words for words in candidates if words and shutil.which(words[0])), None)
     if compiler is None:
         raise RuntimeError("no C++ compiler was found (c++, g++ or the environment variable CXX).")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     # Written beside its place and renamed, so that no other process loads half a file.
-    handle, temporary = tempfile.mkstemp(suffix=".so", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(suffix=".so", dir=directory)
     os.close(handle)
     try:
         command = [*compiler, *_FLAGS, "-o", temporary, str(_SOURCES / "kernel.cpp")]
@@ -349,10 +354,18 @@ def _compile() -> Path:
         if done.returncode != 0:
             logger.debug("%s\n%s", shlex.join(command), done.stderr)
             raise RuntimeError(f"{compiler[0]} could not compile cpu_kernel/kernel.cpp.")
+        target = directory / f"attention_cpu_{key}_{_digest(Path(temporary))}.so"
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
     return target
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:  # of another user, say
+        return None
 
 
 def _cache_directory() -> Path:

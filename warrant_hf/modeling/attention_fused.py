@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import attention_blockwise, attention_cpu, attention_triton
 from .attention_problem import AttentionProblem
@@ -49,8 +50,9 @@ def _attention(
         query, key, value, keep, bias, gate, power_tensor, seed, gate_kind, leak, scale, power, is_causal, dropout
     )
     context, mass, lse, lse_power = FUSED_BACKENDS[backend].forward(problem, need_mass)
-    # Outputs of a custom operator may not alias each other.
-    return context, mass, lse, lse.new_empty(0) if lse_power is lse else lse_power
+    if lse_power is lse:  # outputs of a custom operator may not alias each other
+        lse_power = lse.new_empty(0) if power_tensor is None else lse.clone()
+    return context, mass, lse, lse_power
 
 
 @_attention.register_fake
@@ -206,6 +208,23 @@ def _backward(ctx, d_context, d_mass, d_lse, d_lse_power):
 _attention.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _refuse(ctx, *gradients):
+    raise NotImplementedError(
+        "The gradient of a fused evidence attention is differentiated, which it cannot be; use backend='reference'."
+    )
+
+
+_attention_backward.register_autograd(_refuse)
+
+
+def has_tangents(problem: AttentionProblem, power: Tensor | None) -> bool:
+    """Whether an input carries a tangent of forward-mode differentiation, which the operator would drop silently."""
+    if torch.compiler.is_compiling():
+        return False
+    inputs = (problem.query, problem.key, problem.value, problem.bias, *problem.gate, power)
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in inputs)
+
+
 def fused_attention(
     problem: AttentionProblem, *, power: Tensor | None, seed: Tensor | None, need_mass: bool, backend: str
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
@@ -224,4 +243,4 @@ def fused_attention(
     return context, mass if need_mass else None, lse, lse_power if lse_power.numel() else lse
 
 
-__all__ = ["FUSED_BACKENDS", "fused_attention"]
+__all__ = ["FUSED_BACKENDS", "fused_attention", "has_tangents"]

@@ -37,7 +37,8 @@ class ItemGate:
     def tensors(self) -> tuple[Tensor, ...]:
         """Values with a last item that is always 1, which the keys without item belong to."""
         values = F.pad(self.values, (0, 1), value=1.0)
-        items = torch.where(self.items < 0, values.shape[-1] - 1, self.items)
+        count = self.values.shape[-1]
+        items = torch.where(self.items < 0, count, self.items + (self.items >= count))  # M itself stays out of range
         return values, items
 
 
@@ -46,6 +47,11 @@ class PairwiseGate:
     """The papers' gate, a small MLP per (query, key) (Warrant, equations 2 and 3).
 
         psi_ij = sum_r weight_r GELU(query_ir + key_jr) + offset        g_ij = leak + (1 - leak) sigmoid(psi_ij)
+
+    It takes states that are projected already, here by two layers from width D to R, one gate for each head:
+
+        >>> gate = PairwiseGate(of_query(q), of_key(k), torch.zeros(R), torch.tensor(4.0))  # q [B, H, Q, D]
+        >>> context = evidence_attention(q, k, v, gate=gate).context
 
     Attributes:
         query: `[B | 1, H | 1, Q | 1, R]`, W_q q + b_q, already projected.
@@ -75,6 +81,11 @@ class PairwiseGate:
 @dataclass(frozen=True)
 class LowRankGate:
     """A bilinear gate, as cheap as the attention logits: psi_ij = query_i . key_j + offset.
+
+    It takes states that are projected already, here by two layers from width D to R, one gate for each head:
+
+        >>> gate = LowRankGate(of_query(q), of_key(k), torch.tensor(4.0))  # q [B, H, Q, D]
+        >>> context = evidence_attention(q, k, v, gate=gate).context
 
     Attributes:
         query: `[B | 1, H | 1, Q | 1, R]`.

@@ -15,7 +15,7 @@ import sys
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -28,6 +28,14 @@ DEFAULT_POWER = 1.1
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 # What the forward pass of a model with a permission can be asked for, as `output_permissions` and `output_masses`.
 RECORDS = ("permissions", "masses")
+#: Field of a config that records what is attached, and under which key ("attention").
+RECORD = "warrant_attention"
+#: Arguments of the forward pass that only something attached reads -> what to do where nothing does.
+ARGUMENTS = {
+    "items": "no permission with granularity 'item' is attached to the model; call attach_permission(model, "
+    "granularity='item')",
+    "log_precision": "no precision is attached to the model; call attach_precision(model)",
+}
 # What some models pass to their attention function, and softmax without it would be another model.
 _UNSUPPORTED = ("softcap", "s_aux")
 
@@ -56,8 +64,7 @@ def warrant_attention_forward(
         module: the attention module that calls; `permission` and `precision` on it are used (see
             [`attach_permission`], [`attach_precision`]).
         query (`[B, H, Q, D]`), key (`[B, Hkv, K, D]`), value (`[B, Hkv, K, Dv]`).
-        attention_mask: `None`, `[B, K]` bool or integer (nonzero = may be read), or 4-D bool (True = may be read) or
-            floating (added).
+        attention_mask: `None`, `[B, K]` or 4-D, bool or integer (nonzero = may be read), or 4-D floating (added).
         scaling: factor of the dot product; `None` means 1/sqrt(D).
         dropout: on the weights.
         is_causal: `None` takes `module.is_causal`. Used where no 4-D mask is given and Q > 1, as by "sdpa".
@@ -65,7 +72,7 @@ def warrant_attention_forward(
         power: p of MAA, equation (3).
         kwargs: of the model's forward pass; used are `output_attentions`, `items` (`[B, K]`, for gates per item),
             `log_precision` (`[B, K]`, instead of that of an attached precision) and `permission_record` (see
-            [`attend`]).
+            [`attend`]). The two in the middle are refused where nothing attached to the model reads them.
 
     Returns:
         The context `[B, Q, H, Dv]`, and the clean weights `[B, H, Q, K]` (before gate and dropout) or `None`.
@@ -85,6 +92,9 @@ def warrant_attention_forward(
                 f"output_{name} is set, but nothing records it; attach a permission first, and call the model and not "
                 "its forward."
             )
+    for name, remedy in ARGUMENTS.items():
+        if kwargs.get(name) is not None and name not in getattr(module, "_attached_arguments", ()):
+            raise ValueError(f"{name} is given, but {remedy}, or leave {name} out.")
     queries = query.shape[2]
     mask = attention_mask
     if mask is not None and mask.dim() == 2:  # as flash attention gets it, also when loaded as a kernel from the Hub
@@ -95,6 +105,7 @@ def warrant_attention_forward(
             )
         mask = mask.bool()[:, None, None, :]
     elif mask is not None:
+        mask = mask if mask.is_floating_point() else mask.bool()
         is_causal = False  # a 4-D mask says everything
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
@@ -178,7 +189,7 @@ def attend(
         position_bias = permit.bias if position_bias is None else position_bias + permit.bias
     mask, is_causal = _one_mask(mask, position_bias, is_causal, query, key)
     if permit is not None and permit.of_value is not None:
-        value = value * permit.of_value.to(value.dtype)
+        value = (value * permit.of_value).to(value.dtype)
     output = evidence_attention(
         query,
         key,
@@ -253,12 +264,7 @@ def power_of(module: nn.Module) -> float:
     power = getattr(config, "maa_power", DEFAULT_POWER)
     if not isinstance(power, list | tuple):
         return check_power_field(power)
-    depth = max((n for n in (getattr(config, name, None) for name in _DEPTHS) if isinstance(n, int)), default=None)
-    if depth is not None and len(power) != depth:
-        raise ValueError(
-            f"maa_power has {len(power)} entries, but the model has {depth} layers; give one number each, or one for "
-            "all."
-        )
+    check_power_list(power, config)
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise ValueError(
@@ -266,6 +272,15 @@ def power_of(module: nn.Module) -> float:
             "for all layers."
         )
     return check_power_field(power[layer])
+
+
+def check_power_list(power, config) -> None:
+    depth = max((n for n in (getattr(config, name, None) for name in _DEPTHS) if isinstance(n, int)), default=None)
+    if depth is not None and len(power) != depth:
+        raise ValueError(
+            f"maa_power has {len(power)} entries, but the model has {depth} layers; give one number each, or one for "
+            "all."
+        )
 
 
 def check_power_field(power, name="maa_power") -> float:
@@ -278,14 +293,53 @@ def check_power_field(power, name="maa_power") -> float:
 def set_maa_power(model: nn.Module, power: float | list[float]) -> None:
     """Sets `maa_power` in the config of the model and of every part of it; encoder and decoder may have copies.
 
+    The model has to be under the key "maa", which works for models that get their attention function from
+    transformers' `AttentionInterface` (BERT, RoBERTa, XLM-R, ModernBERT, T5, BART, Llama, Qwen2 and most others).
+    Models that compute attention themselves (DeBERTa, DeBERTa-v2, XLNet, MPNet, LED, Longformer, BigBird, Funnel, ...)
+    accept the key when they are loaded and would go on as before. Those that ask transformers for their mask (MPNet,
+    LED) raise in the first forward pass, the others (DeBERTa, XLNet) only here and in [`attach_permission`].
+
+    Args:
+        model: a transformers model.
+        power: p > 0, or a list with one for each layer (of the deeper side, if encoder and decoder differ).
+
     Raises:
-        ValueError: it is no positive number and no list of such.
+        ValueError: it is no positive number and no list of one per layer; the model computes its attention itself, or
+            is not under the key "maa".
     """
-    for number in power if isinstance(power, list | tuple) else [power]:
+    check_model(model)
+    is_list = isinstance(power, list | tuple)
+    for number in power if is_list else [power]:
         check_power_field(number)
+    configs = [getattr(module, "config", None) for module in find_attentions(model).values()]
+    keys = sorted({str(getattr(config, "_attn_implementation", None)) for config in configs})
+    configs = [config for config in configs if getattr(config, "_attn_implementation", None) == "maa"]
+    if not configs:
+        raise ValueError(
+            f"maa_power does nothing under the attention key {keys[0]!r} of this {type(model).__name__}; call "
+            "model.set_attn_implementation('maa') first, or load it with attn_implementation='maa'."
+        )
+    if is_list:
+        for config in configs:
+            check_power_list(power, config)
     for module in model.modules():
-        if hasattr(module, "config"):
-            module.config.maa_power = power
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            module.config.maa_power = list(power) if is_list else power
+            record_key(module.config)
+
+
+def record_key(config) -> None:
+    """Writes the attention key beside what is attached, because transformers saves none."""
+    record, key = getattr(config, RECORD, None), getattr(config, "_attn_implementation", None)
+    if record and key in ATTENTION_KEYS and record.get("attention") != key:
+        setattr(config, RECORD, {**record, "attention": key})
+
+
+def check_model(model) -> None:
+    """Raises a `ValueError` unless it is a transformers model, or one in the wrapper of an adapter."""
+    is_model = isinstance(model, nn.Module) and hasattr(model, "set_attn_implementation")
+    if not is_model or not isinstance(getattr(model, "config", None), PreTrainedConfig):
+        raise ValueError(f"model is a {type(model).__name__}; give a transformers model, or use WarrantAttention.")
 
 
 def uses_interface(kind: type) -> bool:
@@ -310,7 +364,7 @@ def check_interface(config) -> None:
     """Raises a `ValueError` if models of this config compute their attention themselves (MPNet, LED, DeBERTa, ...)."""
     name = _model_without_interface(type(config))
     if name is not None:
-        raise ValueError(_no_interface(name))
+        raise ValueError(_no_interface(name, 'load it with attn_implementation="eager", or '))
 
 
 @functools.cache
@@ -325,10 +379,10 @@ def _model_without_interface(config_class):
     return None if is_reached else kind.__name__
 
 
-def _no_interface(name):
+def _no_interface(name, remedy=""):
     return (
         f"{name} computes its attention itself and not through transformers' AttentionInterface, so nothing can be "
-        'put in its place; load it with attn_implementation="eager", or take a model such as BERT, T5 or Llama.'
+        f"put in its place; {remedy}take a model such as BERT, T5 or Llama."
     )
 
 
@@ -344,15 +398,19 @@ for _key, _function in ATTENTION_KEYS.items():
     AttentionMaskInterface.register(_key, evidence_mask)
 
 __all__ = [
+    "ARGUMENTS",
     "ATTENTION_KEYS",
     "DEFAULT_POWER",
+    "RECORD",
     "RECORDS",
     "attend",
     "check_interface",
+    "check_model",
     "evidence_mask",
     "find_attentions",
     "maa_attention_forward",
     "power_of",
+    "record_key",
     "set_maa_power",
     "uses_interface",
     "warrant_attention_forward",

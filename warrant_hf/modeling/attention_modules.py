@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,17 +25,24 @@ class EvidenceMultiheadAttention(nn.Module):
         dropout (`float`): on the weights, in training.
         bias (`bool`): of the projections.
         kdim, vdim (`int`, *optional*): widths of key and value if they differ from `embed_dim`.
+        batch_first (`bool`): `True`; the layers have no other form.
 
     Raises:
-        ValueError: sizes that do not fit.
+        TypeError: an unknown setting.
+        ValueError: sizes that do not fit, or `batch_first=False`.
     """
 
     # nn.TransformerEncoderLayer would otherwise read the projections and leave this module out, in evaluation.
     _qkv_same_embed_dim = False
     batch_first = True
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None):
+    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=True):
         super().__init__()
+        if batch_first is not True:
+            raise ValueError(
+                f"batch_first is {batch_first!r}, but {type(self).__name__} takes [batch, length, width] only; leave "
+                "it out, and transpose the inputs."
+            )
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(f"num_heads is {num_heads}, but embed_dim is {embed_dim}; give a number that divides it.")
         if not 0 <= dropout < 1:
@@ -74,7 +83,10 @@ class EvidenceMultiheadAttention(nn.Module):
             ("batch_first=False", not attention.batch_first),
         ):
             if given:
-                raise ValueError(f"The attention has {name}, which {cls.__name__} has not; make it without.")
+                remedy = "make it without"
+                if name == "batch_first=False":
+                    remedy = "build it with batch_first=True (its weights are the same), and transpose its inputs"
+                raise ValueError(f"The attention has {name}, which {cls.__name__} has not; {remedy}.")
         made = cls(
             attention.embed_dim,
             attention.num_heads,
@@ -122,8 +134,9 @@ class EvidenceMultiheadAttention(nn.Module):
             any readable key reads nothing, where `nn.MultiheadAttention` gives NaN.
 
         Raises:
-            ValueError: shapes that do not fit.
+            ValueError: shapes or dtypes that do not fit, or an argument that nothing in this layer reads.
         """
+        self._check_arguments(items, log_precision, permission_record)
         key = query if key is None else key
         value = key if value is None else value
         for name, states, width in (
@@ -156,6 +169,19 @@ class EvidenceMultiheadAttention(nn.Module):
             weights = (weights.mean(1) if average_attn_weights else weights).to(query.dtype)
         return self.out_proj(context.transpose(1, 2).flatten(2)), weights
 
+    def _check_arguments(self, items, log_precision, permission_record):
+        reads_items = self.permission is not None and self.permission.granularity == "item"
+        for name, given, is_read, remedy in (
+            ("items", items, reads_items, "WarrantAttention(..., granularity='item')"),
+            ("log_precision", log_precision, self.precision is not None, "PrecisionAttention"),
+            ("permission_record", permission_record, self.permission is not None, "WarrantAttention"),
+        ):
+            if given is not None and not is_read:
+                raise ValueError(
+                    f"{name} is given, but this {type(self).__name__} does not read it; use {remedy}, or leave {name} "
+                    "out."
+                )
+
     def _weights(self):
         if self.in_proj_weight is not None:
             return self.in_proj_weight.chunk(3)
@@ -164,6 +190,12 @@ class EvidenceMultiheadAttention(nn.Module):
     def _mask(self, attn_mask, key_padding_mask, query, keys):
         """Two masks as `nn.MultiheadAttention` means them -> one in which True means readable."""
         batch, heads, queries, _ = query.shape
+        for name, mask in (("attn_mask", attn_mask), ("key_padding_mask", key_padding_mask)):
+            if mask is not None and mask.dtype != torch.bool and not mask.is_floating_point():
+                raise ValueError(
+                    f"{name} has dtype {mask.dtype}; make it bool (True = not to be read), from a Transformers mask "
+                    "with attention_mask == 0."
+                )
         parts = []
         if attn_mask is not None:
             fits = {(queries, keys): (1, 1), (batch * heads, queries, keys): (batch, heads)}
@@ -184,6 +216,15 @@ class EvidenceMultiheadAttention(nn.Module):
         return sum(_additive(part, query.dtype) for part in parts)
 
 
+def _check_settings(kind, part, settings):
+    """Raises a `TypeError` in the name of the layer, where Python would name the part that it is made of."""
+    of_part = [p.name for p in inspect.signature(part).parameters.values() if p.kind == p.KEYWORD_ONLY]
+    unknown = next((name for name in settings if name not in of_part), None)
+    if unknown is not None:
+        own = [p.name for p in inspect.signature(kind).parameters.values() if p.kind != p.VAR_KEYWORD]
+        raise TypeError(f"{kind.__name__} has no setting {unknown!r}; choose from {', '.join([*own, *of_part])}.")
+
+
 def _additive(mask, dtype):
     if mask.dtype != torch.bool:
         return mask
@@ -199,8 +240,11 @@ class WarrantAttention(EvidenceMultiheadAttention):
             softmax attention.
     """
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, **permission):
-        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim)
+    def __init__(
+        self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=True, **permission
+    ):
+        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first)
+        _check_settings(type(self), AttentionPermission, permission)
         self.permission = AttentionPermission(num_heads, num_heads, embed_dim // num_heads, **permission)
 
 
@@ -212,8 +256,10 @@ class MassAwareAttention(EvidenceMultiheadAttention):
         power (`float`): p > 0; the useful range is 1.02 to 1.3.
     """
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, power=1.1):
-        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim)
+    def __init__(
+        self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=True, power=1.1
+    ):
+        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first)
         self.power = check_power_field(power, "power")
 
 
@@ -225,8 +271,11 @@ class PrecisionAttention(EvidenceMultiheadAttention):
         precision: settings of [`PrecisionHead`].
     """
 
-    def __init__(self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, **precision):
-        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim)
+    def __init__(
+        self, embed_dim, num_heads, dropout=0.0, bias=True, *, kdim=None, vdim=None, batch_first=True, **precision
+    ):
+        super().__init__(embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first)
+        _check_settings(type(self), PrecisionHead, precision)
         self.precision = PrecisionHead(embed_dim, **precision)
 
 

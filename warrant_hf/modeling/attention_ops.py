@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .attention_checks import check_gate, check_inputs, check_number, check_power, to_pairs
 from .attention_dropout import dropout_rows
-from .attention_fused import FUSED_BACKENDS, fused_attention
+from .attention_fused import FUSED_BACKENDS, fused_attention, has_tangents
 from .attention_gates import GATE_CLASSES, ItemGate, LowRankGate, PairwiseGate
 from .attention_masking import blank_unread, rows_with_key, with_causal
 from .attention_problem import AttentionProblem
@@ -30,8 +30,9 @@ class EvidenceAttentionOutput(NamedTuple):
 
     Attributes:
         context: `[B, H, Q, Dv]`, in the dtype of the query.
-        mass: `[B, H, Q]`, sum_j g_ij alpha_ij: the share of the attention that was allowed to count; `None` if not
-            requested.
+        mass: `[B, H, Q]`, sum_j g_ij alpha_ij: the share of the attention that was allowed to count, 0 to 1; `None`
+            if not requested. At p != 1 the context is made of g_ij w_ij, which differ from g_ij alpha_ij by one
+            factor per row, support_i^(1 - 1/p).
         support: `[B, H, Q]`, exp(H_p(alpha_i)), the number of keys the row effectively reads, 1 to K; `None` unless
             requested.
         weights: `[B, H, Q, K]`, the clean w_ij, before gate and dropout; `None` unless requested.
@@ -90,7 +91,8 @@ def evidence_attention(
     - "triton" on CUDA, "cpp" on a CPU with a compiler (built once, at first use), where they can do the problem.
     - "blockwise", plain PyTorch: any device, memory linear in K.
 
-    The last three store the output and two numbers per row for the backward pass; they are differentiable once.
+    The last three store the output and two numbers per row for the backward pass; they are differentiable once, and
+    backwards only. "auto" takes "reference" in forward mode.
 
     Args:
         query: `[B, H, Q, D]`, floating.
@@ -180,7 +182,7 @@ def evidence_attention(
         learned_power = power if isinstance(power, Tensor) else None
         is_near_one = learned_power is not None or abs(power - 1) < NEAR_ONE
         needs_terms = return_weights or (return_support and is_near_one)
-        backend = _choose_backend(backend, problem, needs_terms)
+        backend = _choose_backend(backend, problem, needs_terms, has_tangents(problem, learned_power))
         if backend == "reference":
             return _reference(
                 problem, gate, power=None if is_softmax else power, seed=seed, return_support=return_support,
@@ -204,17 +206,19 @@ def _is_query_free(gate: ItemGate | PairwiseGate | LowRankGate) -> bool:
     return (gate.values if isinstance(gate, ItemGate) else gate.query).shape[2] == 1
 
 
-def _choose_backend(backend: str, problem: AttentionProblem, needs_terms: bool) -> str:
+def _choose_backend(backend: str, problem: AttentionProblem, needs_terms: bool, forward_mode: bool) -> str:
     if backend in FUSED_BACKENDS:
         if needs_terms:
             raise ValueError(
                 f"backend {backend!r} gives no weights and no support at or near power 1; use backend='reference'."
             )
+        if forward_mode:
+            raise ValueError(f"backend {backend!r} has no forward-mode derivative; use backend='reference'.")
         reason = FUSED_BACKENDS[backend].unsupported(problem)
         if reason is not None:
             raise ValueError(f"backend {backend!r} cannot do this: {reason}")
         return backend
-    if backend == "reference" or needs_terms or torch.compiler.is_exporting():
+    if backend == "reference" or needs_terms or forward_mode or torch.compiler.is_exporting():
         return "reference"
     query, key = problem.query, problem.key
     terms = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]

@@ -66,9 +66,11 @@ class PrecisionHead(nn.Module):
             ValueError: `given` does not fit the keys.
         """
         if given is None:
-            hidden = nn.functional.gelu(self.of_state(value.transpose(1, 2).flatten(2)))
+            hidden = self.of_state(value.transpose(1, 2).flatten(2))
             dtype = torch.promote_types(hidden.dtype, torch.float32)
-            given = hidden.to(dtype) @ self.score.to(dtype) + self.offset.to(dtype)
+            with torch.autocast(value.device.type, enabled=False):  # it decides about the projection only
+                hidden = nn.functional.gelu(hidden.to(dtype))
+                given = hidden @ self.score.to(dtype) + self.offset.to(dtype)
         elif given.shape != (value.shape[0], value.shape[2]):
             raise ValueError(
                 f"log_precision has shape {list(given.shape)}; the attention with the precision needs [B, K] = "

@@ -72,7 +72,7 @@ void finish_rows(const Plan& plan, const Block& block, i64 h, i64 value_width, R
     for (i64 i = 0; i < block.rows; ++i) {
         i64 at = (block.b * a.heads + h) * a.queries + block.row + i;
         float total = state.total[i], lse = 0.0f, lse_power = 0.0f, mass = 0.0f, factor = 0.0f;
-        if (total > 0.0f) {
+        if (total != 0.0f) {  // also where it is NaN
             factor = 1.0f / total;
             mass = state.mass[i] * factor;
             lse = lse_power = float(double(state.top[i]) * 0.6931471805599453 + std::log(double(total)));

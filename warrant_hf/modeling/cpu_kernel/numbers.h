@@ -37,7 +37,8 @@ inline Lanes exp2_lanes(Lanes x) {
 }
 
 inline Lanes sigmoid_lanes(Lanes x) {
-    Lanes e = exp2_lanes(_mm512_mul_ps(_mm512_max_ps(x, fill(-87.0f)), fill(-LOG2E)));
+    // The maximum is its second argument if one of them is NaN, which shall not become a number.
+    Lanes e = exp2_lanes(_mm512_mul_ps(_mm512_max_ps(fill(-87.0f), x), fill(-LOG2E)));
     return _mm512_div_ps(fill(1.0f), _mm512_add_ps(fill(1.0f), e));
 }
 
