@@ -70,5 +70,7 @@ def test_loss_curve_is_that_of_the_reference(backend, gate):
     try:
         actual = loss_curve(backend, gate)
     except ValueError as error:
-        pytest.skip(str(error))
+        if "is not available" not in str(error):
+            raise
+        pytest.skip(str(error))  # no compiler, or no AVX-512
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)

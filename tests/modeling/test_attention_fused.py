@@ -28,7 +28,9 @@ def backend(request):
         try:
             evidence_attention(*small["qkv"], backend="cpp")
         except ValueError as error:
-            pytest.skip(str(error))
+            if "is not available" not in str(error):
+                raise
+            pytest.skip(str(error))  # no compiler, or no AVX-512
     return request.param
 
 
@@ -409,10 +411,7 @@ def test_half_precision_is_as_exact_as_eager(backend, dtype, gate):
     """At most twice the error of the same formula evaluated in the half type throughout."""
     problem = make_problem(gate=gate, queries=65, keys=97, width=32, value_width=32)
     exact = run(cast(cast(problem, dtype), torch.float64), backend="reference", return_mass=False)
-    try:
-        ours = run(problem, dtype=dtype, backend=backend, return_mass=False)
-    except ValueError as error:
-        pytest.skip(str(error))
+    ours = run(problem, dtype=dtype, backend=backend, return_mass=False)
     ready, inputs = leaves(cast(problem, dtype))
     query, key, value = ready["qkv"]
     weights = torch.softmax(query @ key.transpose(-1, -2) * 32**-0.5, -1)
