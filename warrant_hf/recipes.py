@@ -125,17 +125,17 @@ def _selector(name):
 
 
 def _on_encoder(recipe):
-    from .modeling import EvidenceProcessor, WarrantEncoderForEvidenceSelection
+    from .modeling import AutoModelForEvidenceSelection, EvidenceProcessor
     from .modeling.base_weights import find_base_weights
 
     if recipe.lora is not None:
         find_base_weights(recipe.base_model, None)  # `save` needs them: better known now than after training
-    model = WarrantEncoderForEvidenceSelection.from_backbone(recipe.base_model, encoder=recipe.encoder, **recipe.model)
-    model.processor = EvidenceProcessor(
-        model.processor.tokenizer,
-        max_length=recipe.data.max_length,
-        max_question_tokens=recipe.data.max_question_tokens,
-    )
+    model = AutoModelForEvidenceSelection.from_backbone(recipe.base_model, encoder=recipe.encoder, **recipe.model)
+    settings = model.processor_settings() | {
+        "max_length": recipe.data.max_length,
+        "max_question_tokens": recipe.data.max_question_tokens,
+    }
+    model.processor = EvidenceProcessor(model.processor.tokenizer, **settings)
     return model
 
 

@@ -251,7 +251,7 @@ def test_backbone_config_as_dict():
         ({"frozen_layers": 1.5}, "frozen_layers is 1.5; it must be a whole number of 0 or more"),
         ({"answerability_weight": float("inf")}, "answerability_weight is inf; it must be a number"),
         ({"base_model": 5}, "base_model is 5; it must be a text or left out"),
-        ({"backbone_config": 5}, "backbone_config is 5; give the config of an encoder"),
+        ({"backbone_config": 5}, "backbone_config is 5; give the config of a pretrained"),
         ({"backbone_config": {"model_type": "x"}}, "the model_type 'x' is unknown to this version of transformers"),
         ({"readout_dropout": 1.0}, "readout_dropout is 1.0; it must be less than 1"),
         ({"answerability_weight": -1.0}, "answerability_weight is -1.0; it must be a number of 0 or more"),

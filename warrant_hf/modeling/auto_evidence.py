@@ -8,10 +8,14 @@ from transformers import AutoConfig, AutoModel, AutoProcessor
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .base_weights import find_backbone
 from .checkpoint_loading import read_config, source_arguments
-from .configuration_evidence import WarrantEncoderConfig
 from .modeling_encoder import WarrantEncoderForEvidenceSelection
+from .modeling_evidence import read_backbone_config
 from .processing_evidence import EvidenceProcessor
+
+#: The readers: a config of theirs, or a backbone that they read, leads to them.
+READERS = (WarrantEncoderForEvidenceSelection,)
 
 
 class AutoModelForEvidenceSelection(_BaseAutoModelClass):
@@ -32,10 +36,32 @@ class AutoModelForEvidenceSelection(_BaseAutoModelClass):
             config = read_config(name, known, **source_arguments(kwargs))
         return cls._model_mapping[type(config)].from_pretrained(name, *model_args, config=config, **kwargs)
 
+    @classmethod
+    def from_backbone(cls, name_or_path, *, revision=None, local_files_only=False, encoder=None, **config):
+        """A selector on a pretrained model with a fresh readout, of the class that reads this kind of model.
 
-AutoConfig.register(WarrantEncoderConfig.model_type, WarrantEncoderConfig, exist_ok=True)
-AutoModel.register(WarrantEncoderConfig, WarrantEncoderForEvidenceSelection, exist_ok=True)
-AutoModelForEvidenceSelection.register(WarrantEncoderConfig, WarrantEncoderForEvidenceSelection, exist_ok=True)
-AutoProcessor.register(WarrantEncoderConfig, EvidenceProcessor, exist_ok=True)
+        Encoders (RoBERTa, BERT, ...) are read by [`WarrantEncoderForEvidenceSelection`]. The arguments are those of
+        its `from_backbone`.
 
-__all__ = ["AutoModelForEvidenceSelection"]
+        Raises:
+            OSError: the backbone is not on this machine and cannot be fetched, or has no safetensors file.
+            ValueError: no reader reads it, or an unknown or contradictory setting.
+        """
+        source = {"revision": revision, "local_files_only": local_files_only}
+        backbone = read_backbone_config(find_backbone(name_or_path), **source)
+        for reader in READERS:
+            if reader.reads(backbone):
+                return reader.from_backbone(name_or_path, encoder=encoder, **source, **config)
+        raise ValueError(
+            f"{name_or_path} is a {backbone.model_type!r} model, and no evidence selector reads such; take an encoder "
+            "like 'roberta' or 'bert'."
+        )
+
+
+for _reader in READERS:
+    AutoConfig.register(_reader.config_class.model_type, _reader.config_class, exist_ok=True)
+    AutoModel.register(_reader.config_class, _reader, exist_ok=True)
+    AutoModelForEvidenceSelection.register(_reader.config_class, _reader, exist_ok=True)
+    AutoProcessor.register(_reader.config_class, EvidenceProcessor, exist_ok=True)
+
+__all__ = ["READERS", "AutoModelForEvidenceSelection"]

@@ -53,28 +53,29 @@ def find_backbone(name_or_path: str) -> str:
     return name_or_path if packaged is None or _in_cache(name_or_path) else str(packaged.parent)
 
 
-def load_encoder(source, config, **where):
-    """The pretrained encoder in float32, without pooler or head.
+def load_backbone(source, config, auto_class, **where):
+    """The pretrained backbone in float32, without pooler; other heads stay in the file.
 
     Args:
         source (`str` or `Path`): folder or Hub id, also of a model with another head.
-        config (`PreTrainedConfig`): the encoder's config.
+        config (`PreTrainedConfig`): the backbone's config.
+        auto_class: auto class of transformers that knows the backbone, such as `AutoModel`.
         where: `revision`, `local_files_only` and other arguments of `from_pretrained`.
 
     Raises:
         OSError: no readable safetensors file.
-        ValueError: the file lacks weights of such an encoder, or has them in other sizes.
+        ValueError: the file lacks weights of such a backbone, or has them in other sizes.
     """
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the report would list the head, which is left behind on purpose
     try:
-        encoder, info = encoder_class(config).from_pretrained(
+        backbone, info = backbone_class(config, auto_class).from_pretrained(
             source,
             config=config,
             use_safetensors=True,
             dtype=torch.float32,
             output_loading_info=True,
-            **without_pooler(config),
+            **without_pooler(config, auto_class),
             **where,
         )
     except RuntimeError as error:
@@ -89,18 +90,18 @@ def load_encoder(source, config, **where):
             f"The weights in {source} lack {min(info['missing_keys'])}; they are not those of a complete "
             f"{config.model_type} encoder."
         )
-    return encoder
+    return backbone
 
 
-def encoder_class(config):
-    """The bare model class of an encoder config."""
-    found = AutoModel._model_mapping[type(config)]
+def backbone_class(config, auto_class=AutoModel):
+    """The model class of a backbone config."""
+    found = auto_class._model_mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
 
 
-def without_pooler(config):
-    """Constructor arguments that leave the pooler out, for the encoders that have one."""
-    accepts = "add_pooling_layer" in inspect.signature(encoder_class(config).__init__).parameters
+def without_pooler(config, auto_class=AutoModel):
+    """Constructor arguments that leave the pooler out, for the backbones that have one."""
+    accepts = "add_pooling_layer" in inspect.signature(backbone_class(config, auto_class).__init__).parameters
     return {"add_pooling_layer": False} if accepts else {}
 
 
@@ -139,4 +140,4 @@ def sha256_of(path):
         return sha_fileobj(file).hex()
 
 
-__all__ = ["encoder_class", "find_backbone", "find_base_weights", "load_encoder", "sha256_of", "without_pooler"]
+__all__ = ["backbone_class", "find_backbone", "find_base_weights", "load_backbone", "sha256_of", "without_pooler"]

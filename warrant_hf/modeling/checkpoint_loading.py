@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
-from .base_weights import find_base_weights, load_encoder
+from .base_weights import find_base_weights
 
 # Arguments of `from_pretrained` that say where files come from.
 _SOURCE_ARGUMENTS = ("revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download")
@@ -76,8 +76,8 @@ class EvidenceLoadingMixin:
         weights = find_base_weights(config.base_model, config.base_sha256, local_files_only=local_only)
         folder = _adapter_folder(name, **source)
         model = cls(config)
-        encoder = load_encoder(weights.parent, config.backbone_config)
-        model.backbone.load_state_dict(encoder.state_dict())
+        backbone = cls._load_backbone(weights.parent, config.backbone_config)
+        model.backbone.load_state_dict(backbone.state_dict())
         with warnings.catch_warnings():  # PEFT asks for an attribute that transformers has renamed
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
             adapted = get_peft_model(model, PeftConfig.from_pretrained(str(folder)))
@@ -124,8 +124,8 @@ def read_config(name, config_classes, **source):
                 reason = " ".join(str(error).split())
                 raise ValueError(f"{name} has a config.json that cannot be used ({reason}); copy it again.") from None
     raise ValueError(
-        f"{name} is a {values['model_type']!r} checkpoint, not an evidence selector; to train one on "
-        f"this encoder, use WarrantEncoderForEvidenceSelection.from_backbone({name!r})."
+        f"{name} is a {values['model_type']!r} checkpoint, not an evidence selector; to train one on it, use "
+        f"AutoModelForEvidenceSelection.from_backbone({name!r})."
     )
 
 

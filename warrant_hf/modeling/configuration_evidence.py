@@ -11,24 +11,32 @@ from .attention_interface import ATTENTION_KEYS, DEFAULT_POWER, check_power_fiel
 from .permission import PERMISSION_VARIANTS
 
 # Smallest value of each numeric field.
-_LEAST_WHOLE = {"readout_size": 1, "readout_heads": 1, "gate_size": 1, "frozen_layers": 0}
+_LEAST_WHOLE = {
+    "readout_size": 1,
+    "readout_heads": 1,
+    "gate_size": 1,
+    "frozen_layers": 0,
+    "encode_batch_size": 1,
+}
 _LEAST = dict.fromkeys(
-    ("gate_init", "gate_leak", "readout_dropout", "answerability_weight", "permission_supervision"), 0
+    ("gate_init", "gate_leak", "readout_dropout", "answerability_weight", "permission_supervision", "answer_weight"),
+    0,
 )
 
 
-class WarrantEncoderConfig(PreTrainedConfig):
-    """Configuration of [`WarrantEncoderForEvidenceSelection`].
+class WarrantConfig(PreTrainedConfig):
+    """What the configurations of all evidence selectors share: the backbone, and the readout that scores evidence.
 
     Args:
-        backbone_config (`PreTrainedConfig` or `dict`): configuration of the text encoder (RoBERTa, XLM-R, BERT,
-            MPNet, ModernBERT, DeBERTa-v3, ...). `dict` needs the key `model_type`.
+        backbone_config (`PreTrainedConfig` or `dict`): configuration of the pretrained model that reads the text; a
+            `dict` needs the key `model_type`.
         variant (`str`, defaults to `"pair"`): which permission stands on the evidence path, a key of
             `PERMISSION_VARIANTS`: `"base"` (content head, no path), `"open"` (path, gate = 1), `"pair"` (the papers'
             Full: one gate per question and item).
-        packing (`str`, defaults to `"isolated"`): `"isolated"` lets a candidate see the question and itself only, so
-            that its state does not depend on the other candidates or on the window it lies in; `"joint"` lets all
-            tokens of a window see each other.
+        packing (`str`): `"isolated"` lets a candidate see the question and itself only, so that its state does not
+            depend on the other candidates or on the window it lies in; `"joint"` lets all tokens of a window see each
+            other. A reader that knows one of them only takes no other.
+        encode_batch_size (`int`): windows encoded at a time; bounds memory for a thousand candidates.
         readout_size (`int`): width of the readout's query and key projections.
         readout_heads (`int`): attention heads of the readout; the permission is shared by the heads.
         gate_size (`int`): hidden width of the pairwise gate MLP.
@@ -40,7 +48,13 @@ class WarrantEncoderConfig(PreTrainedConfig):
         answerability_weight (`float`): weight of the loss on total mass ("does the list hold evidence at all").
         permission_supervision (`float`): weight of a pairwise ranking loss that puts the labels on the gates
             directly. 0 (the default) keeps labels away from the gate.
-        attention (`str`, defaults to `"sdpa"`): attention of the encoder, `"sdpa"`, `"warrant"`, `"maa"` or `"pfa"`;
+        reading_power (`float`): p of the readout's attention (MAA, equation 3); at 1 it sums to one over a list.
+        precision_features (`list[str]`, *optional*): names of the numbers in a passage's dict (calibration age,
+            corruption severity, spread of repeated measurements, ...), of about the size 1, from which a bounded
+            log-precision of the passage is made (PFA). It is added to the logits of the readout's attention. `None`
+            (the default) for none.
+        precision_bound (`float`): largest size of the log-precision.
+        attention (`str`, defaults to `"sdpa"`): attention of the backbone, `"sdpa"`, `"warrant"`, `"maa"` or `"pfa"`;
             it is saved, while the `attn_implementation` of `from_pretrained` is not and goes before it.
         maa_power (`float` or list of one per layer): p of the attention `"maa"`.
         frozen_layers (`int`): the embeddings and this many lower layers keep their pretrained weights.
@@ -49,14 +63,16 @@ class WarrantEncoderConfig(PreTrainedConfig):
         base_sha256 (`str`, *optional*): digest of the `model.safetensors` the adapter was trained on.
     """
 
-    model_type = "warrant_encoder"
     sub_configs = {"backbone_config": AutoConfig}
+    #: Packings that the reader knows.
+    packings = ("isolated", "joint")
     # The Trainer keeps logits and permissions, `[rows, candidates]`, and nothing that grows with the text.
     keys_to_ignore_at_inference = [
         "attention",
         "effective",
         "mass",
         "answerability_logits",
+        "precision",
         "item_attention",
         "item_permission",
     ]
@@ -64,6 +80,7 @@ class WarrantEncoderConfig(PreTrainedConfig):
     backbone_config: dict | PreTrainedConfig | None = None
     variant: str = "pair"
     packing: str = "isolated"
+    encode_batch_size: int = 16
     readout_size: int = 256
     readout_heads: int = 4
     gate_size: int = 128
@@ -73,6 +90,9 @@ class WarrantEncoderConfig(PreTrainedConfig):
     evidence_loss: str = "bce"
     answerability_weight: float = 0.2
     permission_supervision: float = 0.0
+    reading_power: float = 1.0
+    precision_features: list | None = None
+    precision_bound: float = 2.0
     attention: str = "sdpa"
     maa_power: float | list = DEFAULT_POWER
     frozen_layers: int = 0
@@ -91,15 +111,23 @@ class WarrantEncoderConfig(PreTrainedConfig):
                 )
             self.backbone_config = AutoConfig.for_model(**settings)
         elif not isinstance(self.backbone_config, PreTrainedConfig | None):
-            raise ValueError(f"backbone_config is {self.backbone_config!r}; give the config of an encoder.")
+            raise ValueError(f"backbone_config is {self.backbone_config!r}; give the config of a pretrained model.")
         _choice("variant", self.variant, PERMISSION_VARIANTS)
-        _choice("packing", self.packing, ("isolated", "joint"))
+        _choice("packing", self.packing, self.packings)
         _choice("evidence_loss", self.evidence_loss, ("bce", "listwise"))
         _choice("attention", self.attention, ("sdpa", *ATTENTION_KEYS))
         for power in self.maa_power if isinstance(self.maa_power, list | tuple) else [self.maa_power]:
             check_power_field(power)
+        check_power_field(self.reading_power, "reading_power")
+        if not 0 < self.precision_bound < math.inf:
+            raise ValueError(f"precision_bound is {self.precision_bound!r}; it must be a number above 0.")
+        names = self.precision_features
+        if names is not None and (
+            not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names)
+        ):
+            raise ValueError(f"precision_features is {names!r}; give names, each once, or leave it out.")
         for name, least in (_LEAST_WHOLE | _LEAST).items():
-            value, kinds = getattr(self, name), int if name in _LEAST_WHOLE else (int, float)
+            value, kinds = getattr(self, name, least), int if name in _LEAST_WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
                 kind = "whole number" if name in _LEAST_WHOLE else "number"
                 raise ValueError(f"{name} is {value!r}; it must be a {kind} of {least} or more.")
@@ -126,9 +154,53 @@ class WarrantEncoderConfig(PreTrainedConfig):
         return [field.name for field in dataclasses.fields(cls) if field.name not in inherited]
 
 
+class WarrantEncoderConfig(WarrantConfig):
+    """Configuration of [`WarrantEncoderForEvidenceSelection`]: an encoder such as RoBERTa, XLM-R, BERT, MPNet,
+    ModernBERT or DeBERTa-v3. The fields are those of [`WarrantConfig`].
+    """
+
+    model_type = "warrant_encoder"
+
+
+class WarrantFiDConfig(WarrantConfig):
+    """Configuration of [`WarrantFiDForEvidenceSelection`]: an encoder-decoder such as T5, BART or an
+    `EncoderDecoderModel`, as Fusion-in-Decoder.
+
+    Args:
+        answer_weight (`float`): weight of the answer's cross-entropy beside the evidence loss, where a batch has
+            answers.
+        (others): those of [`WarrantConfig`].
+    """
+
+    model_type = "warrant_fid"
+    packings = ("isolated",)
+
+    answer_weight: float = 0.0
+
+
+class WarrantLEDConfig(WarrantConfig):
+    """Configuration of [`WarrantLEDForEvidenceSelection`]: a long-input encoder, LED or Longformer.
+
+    Args:
+        reading (`str`, defaults to `"question"`): who reads the candidates: `"question"`, the pooled question, as in
+            the other readers, or `"decoder"`, the last cross-attention of LED's decoder in its first step.
+        (others): those of [`WarrantConfig`].
+    """
+
+    model_type = "warrant_led"
+    packings = ("joint",)
+
+    packing: str = "joint"
+    reading: str = "question"
+
+    def __post_init__(self, **kwargs):
+        _choice("reading", self.reading, ("question", "decoder"))
+        super().__post_init__(**kwargs)
+
+
 def _choice(name, value, allowed):
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; choose one of {', '.join(repr(a) for a in allowed)}.")
 
 
-__all__ = ["WarrantEncoderConfig"]
+__all__ = ["WarrantConfig", "WarrantEncoderConfig", "WarrantFiDConfig", "WarrantLEDConfig"]

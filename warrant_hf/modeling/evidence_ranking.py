@@ -42,7 +42,7 @@ class EvidenceRankingMixin:
             return EvidenceProcessor.from_pretrained(name, trust_remote_code=False, **self._source)
         tokenizer = AutoTokenizer.from_pretrained(find_backbone(name), trust_remote_code=False, **self._source)
         tokenizer.model_max_length = self.longest_input()
-        return EvidenceProcessor(tokenizer)
+        return EvidenceProcessor(tokenizer, **self.processor_settings())
 
     @processor.setter
     def processor(self, value: EvidenceProcessor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,9 +12,25 @@ from torch.nn import functional as F
 from .attention_ops import evidence_attention
 from .outputs import EvidenceOutput
 from .permission import PERMISSION_VARIANTS, PermissionGate
+from .precision import PrecisionHead
 
 # Floor of `C * m_c` inside the logarithm: a closed gate gives a finite, lowest logit instead of -inf.
 MASS_FLOOR = 1e-9
+
+
+@dataclass
+class PooledEvidence:
+    """Question and items as the readout compares them.
+
+    Args:
+        query (`[B, 1, size]`, or `[B, S, size]` where each item was read with a question of its own).
+        key (`[B, S, size]`).
+        token_share (`[B, T]`, *optional*): each token's share of its item.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    token_share: torch.Tensor | None = None
 
 
 class EvidenceReadout(nn.Module):
@@ -30,13 +47,16 @@ class EvidenceReadout(nn.Module):
 
     `C` is the number of candidates, so an evenly read, fully permitted candidate scores `b` in a list of any length.
     alpha sums to one over the list and can only rank; the gate is not renormalised (Warrant, section 3.3), so it alone
-    can say "none of these". Nothing bypasses the mass. Values of the attention are the one-hot candidate of each
-    item, bare and times its gate, which makes the operator's context the vectors of attention and effective mass.
+    can say "none of these". Nothing bypasses the mass. Values of the attention are the one-hot candidate of each item,
+    bare and times its gate, which makes the operator's context the vectors of attention and effective mass.
+
+    With `reading_power` p, alpha is the weight of MAA (equation 3), which does not sum to one; with
+    `precision_features`, a bounded log-precision of the candidate is added to q . k (PFA).
 
     Variant `base` has the same parameters and no path: `logit_c = beta LSE_{j in c}(q . k_j + psi(q, k_j)) + b`.
 
     Args:
-        config: any config with the readout fields of [`WarrantEncoderConfig`].
+        config: any config with the fields of [`WarrantConfig`].
         hidden_size (`int`): width D of the encoder states.
     """
 
@@ -58,45 +78,75 @@ class EvidenceReadout(nn.Module):
         )
         if self.variant.path and self.variant.gate == "one":
             self.gate.requires_grad_(False)
+        self.reading_power, self.precision_bound = config.reading_power, config.precision_bound
+        names = config.precision_features
+        self.precision = None if names is None else PrecisionHead(len(names), bound=config.precision_bound)
         self.beta = nn.Parameter(torch.ones(()))
         self.bias = nn.Parameter(torch.zeros(()))
         self.mass_scale = nn.Parameter(torch.ones(()))
         self.mass_bias = nn.Parameter(torch.zeros(()))
 
-    def forward(
+    def forward(self, states, segment_ids, item_candidates, candidate_mask, **settings) -> EvidenceOutput:
+        """Scores candidates by the states of their tokens.
+
+        Args:
+            states (`[B, T, D]`): encoder states of all windows of a row, one after the other.
+            segment_ids (`[B, T]`, int): -1 padding, 0 question, s + 1 the tokens of item s.
+            item_candidates, candidate_mask, settings: see `score`.
+        """
+        pooled = self.pool(states, segment_ids, item_candidates.shape[1])
+        return self.score(pooled, segment_ids, item_candidates, candidate_mask, **settings)
+
+    def permission(self, pooled, item_candidates, candidate_mask, permission_override=None):
+        """Permission of each item, `[B, S]`; the arguments are those of `score`."""
+        gate = self.gate(pooled.query, pooled.key)
+        if permission_override is None:
+            return gate
+        member = _members(item_candidates, candidate_mask)
+        override = torch.einsum("bsc,bc->bs", member, permission_override.nan_to_num(0.0).to(gate.dtype))
+        replaced = torch.einsum("bsc,bc->bs", member, (~permission_override.isnan()).to(gate.dtype)) > 0
+        return torch.where(replaced, override, gate)
+
+    def score(
         self,
-        states,
+        pooled,
         segment_ids,
         item_candidates,
         candidate_mask,
         *,
+        gate=None,
+        reading=None,
         candidate_lists=None,
         labels=None,
         permission_override=None,
+        candidate_features=None,
     ) -> EvidenceOutput:
-        """
+        """Scores candidates by pooled items.
+
         Args:
-            states (`[B, T, D]`): encoder states of all windows of a row, one after the other.
-            segment_ids (`[B, T]`, int): -1 padding, 0 question, s + 1 the tokens of item s.
+            pooled (`PooledEvidence`): from `pool`.
+            segment_ids (`[B, T]`, int): as in `forward`, for the values per token.
             item_candidates (`[B, S]`, int): candidate of each item, -1 where a row has fewer items.
             candidate_mask (`[B, C]`, bool): which candidates exist.
+            gate (`[B, S]`, *optional*): from `permission`, where it was needed before.
+            reading (`[B, H, S]`, *optional*): log-weights of a reading that took place elsewhere, such as the
+                cross-attention of a decoder; they take the place of the readout's own `q . k`.
             candidate_lists (`[B, K, C]`, bool, *optional*): lists of candidates to compute the loss over; the full
                 list when not given. Used with `labels` only.
             labels (`[B, C]`, *optional*): 1 supports, 0 does not, -100 not labelled.
             permission_override (`[B, C]`, float, *optional*): replaces the permission of a candidate; NaN keeps the
                 learned one.
+            candidate_features (`[B, C, F]`, float, *optional*): the numbers that `precision_features` names.
+
+        Raises:
+            ValueError: `candidate_features` is missing, or given to a readout without precision.
         """
-        states = self.dropout(states.float())
-        question, items, token_share = self._pool(states, segment_ids, item_candidates.shape[1])
-        query, key = self.query(question), self.key(items)
-        member = F.one_hot(item_candidates.clamp(min=0), candidate_mask.shape[1]).to(states.dtype)
-        member = member * (item_candidates >= 0).unsqueeze(-1)  # [B, S, C]
-        gate = self.gate(query.unsqueeze(1), key)
-        if permission_override is not None:
-            override = torch.einsum("bsc,bc->bs", member, permission_override.nan_to_num(0.0).to(gate.dtype))
-            replaced = torch.einsum("bsc,bc->bs", member, (~permission_override.isnan()).to(gate.dtype)) > 0
-            gate = torch.where(replaced, override, gate)
-        read = _Reader(self, query, key, gate, member, item_candidates >= 0)
+        member = _members(item_candidates, candidate_mask)
+        if gate is None:
+            gate = self.permission(pooled, item_candidates, candidate_mask, permission_override)
+        precision = self._log_precision(candidate_features, candidate_mask)
+        item_precision = None if precision is None else torch.einsum("bsc,bc->bs", member, precision)
+        read = _Reader(self, pooled, gate, member, item_candidates >= 0, reading, item_precision)
 
         every = candidate_mask.unsqueeze(1)
         logits, answerable, masses = read(every)
@@ -114,8 +164,10 @@ class EvidenceReadout(nn.Module):
                 "mass": effective.sum(-1),
             }
             if item_attention is not None:
-                fields["item_attention"] = token_share * _of_token(item_attention.squeeze(1), segment_ids)
+                fields["item_attention"] = pooled.token_share * _of_token(item_attention.squeeze(1), segment_ids)
                 fields["item_permission"] = _of_token(gate, segment_ids)
+            if precision is not None:
+                fields["precision"] = precision
         if labels is not None:
             lists = every
             if candidate_lists is not None:
@@ -124,13 +176,31 @@ class EvidenceReadout(nn.Module):
             fields["loss"] = self._loss(logits, answerable, lists, labels, fields.get("permission"), candidate_mask)
         return EvidenceOutput(**fields)
 
+    def _log_precision(self, features, candidate_mask):
+        """Bounded log-precision of each candidate, `[B, C]`, or `None`."""
+        if self.precision is None:
+            if features is not None:
+                raise ValueError(
+                    "candidate_features is given, but the selector has no precision_features; leave it out."
+                )
+            return None
+        if features is None or features.shape != (*candidate_mask.shape, self.precision.of_state.in_features):
+            found = "missing" if features is None else f"of the shape {list(features.shape)}"
+            raise ValueError(
+                f"candidate_features is {found}; the selector's precision needs "
+                f"{[*candidate_mask.shape, self.precision.of_state.in_features]}, made by its processor."
+            )
+        keep = candidate_mask[:, None, None, :]
+        return self.precision(features.unsqueeze(1).float(), keep=keep)[:, 0, 0].masked_fill(~candidate_mask, 0.0)
+
     @torch.no_grad()
     def lowest_logit(self) -> float:
         """The logit of a candidate without any effective mass."""
         return float(self.beta * math.log(MASS_FLOOR) + self.bias)
 
-    def _pool(self, states, segment_ids, item_count):
-        """Question `[B, 2D]`, items `[B, S, 2D]` and each token's share of its item `[B, T]`."""
+    def pool(self, states, segment_ids, item_count) -> PooledEvidence:
+        """Question and items of `[B, T, D]` states; see `forward`. Items without tokens are zero."""
+        states = self.dropout(states.float())
         rows, tokens, width = states.shape
         segments = item_count + 1
         offset = torch.arange(rows, device=states.device).unsqueeze(1) * segments
@@ -157,7 +227,8 @@ class EvidenceReadout(nn.Module):
         last = place.new_zeros(rows * segments).scatter_reduce(0, flat, place.reshape(-1), "amax")
         ends = states.gather(1, last.view(rows, segments, 1).expand(-1, -1, width))
         question = torch.cat([question, states[:, 0]], -1)
-        return question, torch.cat([pooled, ends], -1)[:, 1:], share * (segment_ids > 0)
+        items = torch.cat([pooled, ends], -1)[:, 1:]
+        return PooledEvidence(self.query(question).unsqueeze(1), self.key(items), share * (segment_ids > 0))
 
     def _loss(self, logits, answerable, lists, labels, permission, candidate_mask):
         known = lists & (labels != -100).unsqueeze(1)
@@ -188,31 +259,47 @@ class EvidenceReadout(nn.Module):
 class _Reader:
     """Scores lists `[B, K, C]` of one encoded batch: K lists are K query rows with K masks over the same items."""
 
-    def __init__(self, readout, query, key, gate, member, item_mask):
+    def __init__(self, readout, pooled, gate, member, item_mask, reading, log_precision):
         self.readout, self.gate, self.member, self.item_mask = readout, gate, member, item_mask
-        self.query = query.unflatten(-1, (readout.heads, -1)).unsqueeze(2)  # [B, H, 1, d]
-        self.key = key.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, S, d]
-        self.psi = None if readout.variant.path else readout.gate.logit(query.unsqueeze(1), key)
+        self.log_precision = log_precision
+        query = pooled.query.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, 1 | S, d]
+        key = pooled.key.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, S, d]
+        if reading is None and query.shape[2] == 1:
+            self.query, self.key, self.reading = query, key, None
+        else:  # logits that are no product of one query with the keys: they come in as the bias of a zero product
+            if reading is None:
+                reading = (query * key).sum(-1) / key.shape[-1] ** 0.5
+            self.query, self.key = (reading.new_zeros(*reading.shape[:2], n, 1) for n in (1, reading.shape[2]))
+            self.reading = reading
+        self.logits = None
+        if not readout.variant.path:
+            psi = readout.gate.logit(pooled.query, pooled.key)
+            self.logits = (query * key).sum((1, 3)) / key.shape[-1] ** 0.5 + psi
 
     def __call__(self, lists):
         readout = self.readout
         listed = torch.einsum("bkc,bsc->bks", lists.to(self.member.dtype), self.member) > 0
-        if not readout.variant.path:
-            score = (self.query * self.key).sum((1, 3)) / self.key.shape[-1] ** 0.5 + self.psi
-            score = score.unsqueeze(1).masked_fill(~listed, float("-inf"))  # [B, K, S]
+        if self.logits is not None:
+            score = self.logits.unsqueeze(1).masked_fill(~listed, float("-inf"))  # [B, K, S]
             items = score.unsqueeze(-1).masked_fill(self.member.unsqueeze(1) == 0, float("-inf"))
             logits = readout.beta * torch.where(lists, items.logsumexp(2), 0.0) + readout.bias
             best = logits.masked_fill(~lists, float("-inf")).amax(-1)
             best = torch.where(lists.any(-1), best, 0.0)
             return logits, readout.mass_scale * best + readout.mass_bias, None
         heads, rows = self.key.shape[1], lists.shape[1]
+        mask = (listed & self.item_mask.unsqueeze(1)).unsqueeze(1)
+        if self.reading is not None:
+            mask = self.reading.unsqueeze(2).masked_fill(~mask, float("-inf"))
         # Attention and effective mass come from one softmax: alpha (g v) = g (alpha v), with the gate on the values.
         value = torch.cat([self.member, self.member * self.gate.unsqueeze(-1)], -1)
         read = evidence_attention(
             self.query.expand(-1, -1, rows, -1),
             self.key,
             value.unsqueeze(1).expand(-1, heads, -1, -1),
-            mask=(listed & self.item_mask.unsqueeze(1)).unsqueeze(1),
+            mask=mask,
+            log_precision=self.log_precision,
+            precision_bound=readout.precision_bound,
+            power=readout.reading_power,
             return_weights=not readout.training,
             return_support=False,
         )
@@ -224,9 +311,15 @@ class _Reader:
         return logits, readout.mass_scale * total + readout.mass_bias, (attention, effective, item_attention)
 
 
+def _members(item_candidates, candidate_mask):
+    """One-hot candidate of each item, `[B, S, C]`; zero for items that a row lacks."""
+    member = F.one_hot(item_candidates.clamp(min=0), candidate_mask.shape[1]).to(torch.float32)
+    return member * (item_candidates >= 0).unsqueeze(-1)
+
+
 def _of_token(per_item, segment_ids):
     """Copies `[B, S]` to the tokens `[B, T]` of each item; 0 elsewhere."""
     return per_item.gather(1, (segment_ids - 1).clamp(min=0)) * (segment_ids > 0)
 
 
-__all__ = ["MASS_FLOOR", "EvidenceReadout"]
+__all__ = ["MASS_FLOOR", "EvidenceReadout", "PooledEvidence"]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 
 import numpy as np
 import torch
 from transformers import BatchFeature, ProcessorMixin
 
 QUESTION, PADDING = 0, -1
+PACKINGS = ("shared", "single")
 # Two tokens around the question, and an item of at least one token with its separator beside half a window of it.
 _SMALLEST_WINDOW = 8
 # Half of a surrogate pair: JSON can spell it, no tokenizer takes it.
@@ -26,6 +29,7 @@ class EncodedEvidence:
         offsets (`[W, N, 2]`): characters of each token in its candidate's text as tokenized (`title: text`).
         item_candidates (`[S]`): candidate of each item.
         candidates (`int`): number of candidates.
+        features (`[C, F]` float32 array, *optional*): the numbers that the processor's `features` name.
         notes (`list[str]`): what was shortened or split, in sentences.
     """
 
@@ -34,6 +38,7 @@ class EncodedEvidence:
     offsets: np.ndarray
     item_candidates: np.ndarray
     candidates: int
+    features: np.ndarray | None = None
     notes: list = field(default_factory=list)
 
 
@@ -49,12 +54,24 @@ class EvidenceProcessor(ProcessorMixin):
         tokenizer: any fast tokenizer with a separator or end token.
         max_length (`int`): tokens in a window, question included; the tokenizer's `model_max_length` if that is less.
         max_question_tokens (`int`): a longer question is cut at its end, which is reported; half a window at most.
+        packing (`str`): `"shared"` puts as many candidates into a window as fit, `"single"` gives each a window of its
+            own (Fusion-in-Decoder).
+        features (`list[str]`, *optional*): keys of a passage (nested ones by dots, `"source.reliability"`) whose
+            numbers are handed to the model as `candidate_features`; every passage must have them.
     """
 
     attributes = ["tokenizer"]
     tokenizer_class = "AutoTokenizer"
 
-    def __init__(self, tokenizer=None, max_length: int = 512, max_question_tokens: int = 128, **kwargs):
+    def __init__(
+        self,
+        tokenizer=None,
+        max_length: int = 512,
+        max_question_tokens: int = 128,
+        packing: str = "shared",
+        features: list[str] | None = None,
+        **kwargs,
+    ):
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
             raise ValueError("tokenizer: a fast tokenizer is needed, because tokens are mapped back to characters.")
         if tokenizer.sep_token_id is None and tokenizer.eos_token_id is None:
@@ -66,7 +83,10 @@ class EvidenceProcessor(ProcessorMixin):
                 f"max_length is {max_length}; it must be at least {_SMALLEST_WINDOW} and twice max_question_tokens "
                 f"({max_question_tokens})."
             )
+        if packing not in PACKINGS:
+            raise ValueError(f"packing is {packing!r}; choose one of {', '.join(map(repr, PACKINGS))}.")
         self.max_length, self.max_question_tokens = max_length, max_question_tokens
+        self.packing, self.features = packing, features
         super().__init__(tokenizer, **kwargs)
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         special = (special | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
@@ -75,7 +95,8 @@ class EvidenceProcessor(ProcessorMixin):
 
     @property
     def model_input_names(self):
-        return ["input_ids", "segment_ids", "item_candidates", "candidate_mask"]
+        names = ["input_ids", "segment_ids", "item_candidates", "candidate_mask"]
+        return names if self.features is None else [*names, "candidate_features"]
 
     def __call__(self, questions, passages, **kwargs) -> BatchFeature:
         """Packs and pads one question with its passages, or a list of questions with a list of passage lists.
@@ -85,7 +106,7 @@ class EvidenceProcessor(ProcessorMixin):
 
         Returns:
             `BatchFeature` of tensors `input_ids`, `segment_ids` `[B, W, N]`, `item_candidates` `[B, S]`,
-            `candidate_mask` `[B, C]`.
+            `candidate_mask` `[B, C]`, and with `features` `candidate_features` `[B, C, F]`.
 
         Raises:
             ValueError: an empty question, no passages, or a passage without text.
@@ -110,6 +131,7 @@ class EvidenceProcessor(ProcessorMixin):
         rows, start = [], len(questions)
         for row, listed in enumerate(texts):
             rows.append(self._pack(flat[row], flat[start : start + len(listed)]))
+            rows[-1].features = self._numbers(passages[row], row)
             start += len(listed)
         return rows
 
@@ -131,7 +153,30 @@ class EvidenceProcessor(ProcessorMixin):
             candidates[at, : row.candidates] = True
         arrays = {"input_ids": input_ids, "segment_ids": segment_ids, "item_candidates": items}
         arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        if self.features is not None:
+            numbers = np.zeros((*candidates.shape, len(self.features)), dtype=np.float32)
+            for at, row in enumerate(rows):
+                numbers[at, : row.candidates] = row.features
+            arrays["candidate_features"] = torch.from_numpy(numbers)
         return BatchFeature(arrays | {"candidate_mask": torch.from_numpy(candidates)})
+
+    def _numbers(self, passages, row):
+        if self.features is None:
+            return None
+        numbers = np.zeros((len(passages), len(self.features)), dtype=np.float32)
+        for at, passage in enumerate(passages):
+            for column, name in enumerate(self.features):
+                value = passage
+                for key in name.split("."):
+                    value = value.get(key) if isinstance(value, dict) else None
+                is_number = isinstance(value, Real) and not isinstance(value, bool)
+                if not is_number or not math.isfinite(value):
+                    raise ValueError(
+                        f"passages[{row}][{at}].{name} is {_short(value)}; this selector's precision needs a finite "
+                        "number there."
+                    )
+                numbers[at, column] = value
+        return numbers
 
     def _tokenize(self, texts):
         encoded = self.tokenizer(
@@ -187,7 +232,8 @@ class EvidenceProcessor(ProcessorMixin):
         share = total / -(-total // room)
         window, used, places = 0, 0, []
         for ids, _ in pieces:
-            if used and (used + len(ids) > room or used + len(ids) / 2 > share):
+            is_full = used + len(ids) > room or used + len(ids) / 2 > share
+            if used and (is_full or self.packing == "single"):
                 window, used = window + 1, 0
             places.append(window)
             used += len(ids)
@@ -202,7 +248,7 @@ class EvidenceProcessor(ProcessorMixin):
             input_ids[at, :stop] = np.concatenate([head, *(pieces[i][0] for i in group)])
             segment_ids[at, :stop] = np.concatenate([np.full(len(head), QUESTION), np.repeat(group + 1, sizes)])
             spans[at, len(head) : stop] = np.concatenate([pieces[i][1] for i in group])
-        return EncodedEvidence(input_ids, segment_ids, spans, np.array(owners), len(candidates), notes)
+        return EncodedEvidence(input_ids, segment_ids, spans, np.array(owners), len(candidates), notes=notes)
 
 
 def check_question(question, row=0):
