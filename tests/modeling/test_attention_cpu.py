@@ -331,6 +331,47 @@ def test_threads(monkeypatch):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_jobs_with_whole_heads(dtype, monkeypatch):
+    """Gates with gradients that are small enough for a copy per head; also where query heads share keys."""
+    monkeypatch.setattr(attention_cpu, "_THREAD_WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    shapes = {"queries": 200, "keys": 300, "width": 32, "value_width": 16, "dtype": dtype}
+    for kind, sizes in itertools.product(("item", "none"), ((1, 6, 6), (1, 12, 6), (2, 3, 3))):
+        problem = make_problem(kind, sizes=sizes, gate_shape=(1, 1, True), **shapes, power=1.1)
+        parts = attention_cpu._Parts(problem, [tuple(x.shape) for x in problem.gate[:1]])
+        assert parts.chunks == 1 and parts.jobs == sizes[0] * sizes[2]
+        check(problem)
+
+
+def test_threads_are_kept_busy(monkeypatch):
+    monkeypatch.setattr(attention_cpu, "_THREAD_WORK", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    needs_kernel(problem := make_problem(sizes=(1, 12, 12), queries=1024, keys=32))
+    assert attention_cpu._Parts(problem, []).chunks == 2  # 12 jobs would leave four threads idle half of the time
+
+
+def test_memory_of_the_backward_pass():
+    """What is packed and summed exists for one head per thread, besides the gradients."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("there is no /proc/self/clear_refs")
+    problem = make_problem(
+        "item", sizes=(1, 32, 32), queries=512, keys=512, width=64, value_width=64, gate_shape=(1, 1, True), rank=16
+    )
+    needs_kernel(problem)
+    context, mass, lse, _ = attention_cpu.forward(problem, True)
+
+    def resident(field):
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status[field].split()[0]) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = resident("VmRSS")
+    attention_cpu.backward(problem, lse, lse, context, mass, lse, lse, {"query", "key", "value", "gate"})
+    # Three gradients of the size of the query, an eighth of that for copies of the gate's gradient, one head a thread.
+    assert resident("VmHWM") - before < 4.5 * context.numel() * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dtypes_of_gate_and_bias(kind, dtype):
@@ -361,12 +402,15 @@ def test_without_compiler(tmp_path):
     """One sentence and no traceback, without a compiler as well as with one that fails."""
     needs_kernel(make_problem())
     code = """if True:
-        import logging, os, torch
+        import logging, os, sys, torch
+        from importlib import import_module as load
         logging.basicConfig(level=logging.INFO)
-        from warrant_hf.modeling import attention_cpu
-        from warrant_hf.modeling.attention_problem import AttentionProblem
+        # Without the package around it, which takes long to import.
+        package = type(sys)("package"); package.__path__ = [sys.argv[1]]; sys.modules["package"] = package
+        attention_cpu = load("package.attention_cpu")
         x = torch.ones(1, 1, 2, 4)
-        problem = AttentionProblem(x, x, x, None, None, "none", (), 0.0, 1.0, 1.0, False, 0.0, 0)
+        settings = (None, None, "none", (), 0.0, 1.0, 1.0, False, 0.0, 0)
+        problem = load("package.attention_problem").AttentionProblem(x, x, x, *settings)
         print(attention_cpu.unsupported(problem))
         os.environ["CXX"] = "/bin/false"
         attention_cpu._load.cache_clear()
@@ -374,8 +418,8 @@ def test_without_compiler(tmp_path):
     """
     environment = {name: value for name, value in os.environ.items() if name != "CXX"}
     environment |= {"PATH": "", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=root, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, str(Path(attention_cpu.__file__).parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     missing, failing = done.stdout.splitlines()
     assert "no C++ compiler was found" in missing and "could not compile" in failing

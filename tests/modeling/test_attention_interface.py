@@ -116,7 +116,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(kind):
         close(gradients[1][name], gradient, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5", "llama"])
+@pytest.mark.parametrize("kind", ["bert", pytest.param("t5", marks=pytest.mark.slow), "llama"])
 def test_compiles_as_one_graph(kind):
     batch, real = batch_of(kind)
     model = build(kind, "maa", power=1.2)

@@ -623,7 +623,7 @@ def test_slices_of_a_nan_buffer():
     ("options", "dynamic"),
     [
         ({}, False),
-        ({}, True),
+        pytest.param({}, True, marks=pytest.mark.slow),
         ({"power": 1.3, "return_weights": True}, False),
         ({"power": torch.tensor(1.1)}, False),
         ({"return_support": False}, True),

@@ -30,8 +30,10 @@ _SOURCES = Path(__file__).with_name("cpu_kernel")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-w")
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3, torch.bool: 4}
 _KINDS = ("none", "tensor", "item", "mlp", "low_rank")
-# Each chunk of queries sums gradients of keys and values in its own copy; so much memory may go into copies.
+# Chunks of queries sum gradients of keys and values in copies of their own; so much memory may go into these.
 _COPIES_LIMIT = 1 << 28
+# Jobs are cut smaller until the threads are busy for this share of the time.
+_SHARE_BUSY = 0.85
 # Multiplications that are worth one more thread.
 _THREAD_WORK = 1 << 21
 _lock = threading.Lock()
@@ -83,7 +85,8 @@ def backward(
     row_power: Tensor,
     needs: set[str],
 ) -> AttentionGradients:
-    """Gradients of what `needs` names, in float32. Same numbers on every run with the same number of threads.
+    """Gradients of what `needs` names: those of query, key and value in the dtype of the query, the other ones in
+    float32. Same numbers on every run with the same number of threads.
 
     Args:
         lse, lse_power: of the forward pass.
@@ -131,7 +134,7 @@ def backward(
     }.items():
         setattr(arguments, f"need_{name}", name in needs)
         if name in needs:
-            direct[name] = lse.new_empty(shape)
+            direct[name] = problem.query.new_empty(shape)
             setattr(arguments, f"d_{name}", direct[name].data_ptr())
     _run("warrant_backward", arguments)
     del held
@@ -179,13 +182,15 @@ def _needs_sum(name: str, problem: AttentionProblem, needs: set[str]) -> bool:
 class _Parts:
     """How the backward pass is cut into jobs so that no two of them write to one place.
 
-    A gradient with an axis of queries is too large for copies: axes that it sums over stay in one job.
+    A gradient with an axis of queries that is too large for copies keeps the axes that it sums over in one job. Jobs
+    that have whole heads come first, because they need the least memory; chunks of queries only keep threads busy.
     """
 
     def __init__(self, problem: AttentionProblem, shapes: list[tuple[int, ...]]):
         batch, heads, queries, width = problem.query.shape
         kv_heads, keys = problem.key.shape[1:3]
-        large = [shape for shape in shapes if shape[2] > 1 or queries == 1]
+        self._shape, self._is_whole = (batch, heads), queries == 1
+        large = [shape for shape in shapes if self._has_rows(shape) and not self._is_small(shape, problem)]
         is_pairwise = problem.gate_kind in ("mlp", "low_rank")
         # Also without gradients, a costly gate that all heads share is evaluated once for them.
         together = is_pairwise and all(x.shape[1] == 1 for x in problem.gate[:2])
@@ -193,16 +198,27 @@ class _Parts:
         self.heads = kv_heads if not together and all(shape[1] == heads for shape in large) else 1
         row_blocks = -(-queries // _library().warrant_row_block())
         copy_size = 4 * batch * kv_heads * keys * (width + problem.value.shape[-1])
-        wanted = -(-_threads(problem) // (self.batch * self.heads))
-        self.chunks = max(1, min(wanted, row_blocks, _COPIES_LIMIT // copy_size))
+        most = max(1, min(row_blocks, _COPIES_LIMIT // copy_size))
+        threads = _threads(problem)
+        self.chunks = next((n for n in range(1, most) if self._share_busy(n, threads) >= _SHARE_BUSY), most)
         self.jobs = self.batch * self.heads * self.chunks
-        self._shape, self._is_whole = (batch, heads), queries == 1
+
+    def _share_busy(self, chunks: int, threads: int) -> float:
+        """Share of the time that the threads have a job."""
+        jobs = self.batch * self.heads * chunks
+        return jobs / (threads * -(-jobs // threads))
+
+    def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        return shape[2] > 1 or self._is_whole
+
+    def _is_small(self, shape: tuple[int, ...], problem: AttentionProblem) -> bool:
+        """Whether a copy for each head and batch entry takes at most half the memory of the gradient of the query."""
+        return 2 * self._shape[0] * self._shape[1] * shape[2] * shape[3] <= problem.query.numel()
 
     def copies(self, shape: tuple[int, ...], by_row: bool) -> tuple[int, tuple[int, int, int]]:
         """Copies of a gradient, and what the parts of batch, heads and queries add to the number of the copy."""
-        if by_row and (shape[2] > 1 or self._is_whole):
-            return 1, (0, 0, 0)
-        count, factors = self.chunks, [0, 0, 1]
+        # Chunks write to rows of their own, if there are rows.
+        count, factors = (1, [0, 0, 0]) if by_row and self._has_rows(shape) else (self.chunks, [0, 0, 1])
         for axis, parts in ((1, self.heads), (0, self.batch)):
             if parts > 1 and shape[axis] < self._shape[axis]:
                 factors[axis] = count

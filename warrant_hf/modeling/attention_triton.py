@@ -1,4 +1,4 @@
-"""Evidence attention on a GPU: checks, memory and launches for the kernels of `attention_triton_kernels`.
+"""Evidence attention on a GPU: checks, memory and launches for the Triton kernels.
 
 Gradients are deterministic with one exception: the gradient of a `[Q, K]` gate or bias that several heads or batch
 entries share is summed with atomic additions, as one buffer per head would be as large as the weights. Everything else
@@ -24,9 +24,16 @@ from .attention_problem import AttentionGradients, AttentionProblem
 try:
     import triton
 
-    from . import attention_triton_kernels as kernels
+    from .attention_triton_gradients import evidence_attention_bwd_dkv_kernel, evidence_attention_bwd_dq_kernel
+    from .attention_triton_kernels import evidence_attention_fwd_kernel
 except ImportError:
-    triton = kernels = None
+    triton, _KERNELS = None, {}
+else:
+    _KERNELS = {
+        "fwd": evidence_attention_fwd_kernel,
+        "bwd_dq": evidence_attention_bwd_dq_kernel,
+        "bwd_dkv": evidence_attention_bwd_dkv_kernel,
+    }
 
 _LOG2E = 1.4426950408889634
 _WIDEST_HEAD = 256
@@ -236,7 +243,7 @@ def backward(
 
 def _is_interpreted() -> bool:
     """Whether Triton runs the kernels in Python (TRITON_INTERPRET=1), for tests without a GPU."""
-    return not isinstance(kernels._load_rows, triton.JITFunction)
+    return not isinstance(_KERNELS["fwd"].fn, triton.JITFunction)
 
 
 def _items_per_key(problem: AttentionProblem) -> AttentionProblem:
@@ -359,7 +366,7 @@ def _launch(
     """Runs kernel `name` with one program per tile of the last of `sizes`."""
     batch, heads, length = sizes
     if _is_interpreted():
-        run, config = getattr(kernels, f"evidence_attention_{name}_kernel"), {"BLOCK_M": 32, "BLOCK_N": 64}
+        run, config = _KERNELS[name], {"BLOCK_M": 32, "BLOCK_N": 64}
     else:
         # Whatever moves the optimum; lengths in powers of two, so that a new length is rarely a new measurement.
         traits = [value for flag, value in arguments.items() if flag.isupper() and flag not in ("Q", "K")]
@@ -385,7 +392,7 @@ def _tuned_kernel(name: str, width: int, dtype: torch.dtype, gate_kind: str, *tr
         triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
         for block_m, block_n, warps, stages in _configs(name, width, dtype, gate_kind)
     ]
-    kernel = getattr(kernels, f"evidence_attention_{name}_kernel")
+    kernel = _KERNELS[name]
     return triton.autotune(configs=configs, key=[], pre_hook=_clear_sums)(kernel)
 
 

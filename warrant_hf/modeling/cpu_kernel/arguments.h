@@ -25,8 +25,9 @@ struct Arguments {
     void* context;
     float *mass, *lse, *lse_power;  // written by the forward pass, read by the backward pass
     const float *d_mass, *row, *row_power;
+    // Contiguous, of the type `out_type`.
+    void *d_query, *d_key, *d_value;
     // Gradients, float32, zeroed by the caller; the first axis of the gate's and the bias's is the job that wrote it.
-    float *d_query, *d_key, *d_value;
     float *d_bias, *d_gate_query, *d_gate_key, *d_weight;
     double *d_offset, *d_power;
     int64_t d_bias_step[4], d_gate_query_step[4], d_gate_key_step[4];  // job, b, h, row or key

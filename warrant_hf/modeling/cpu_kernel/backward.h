@@ -10,11 +10,63 @@
 
 namespace {
 
+// Sums over rows and keys run in float32; those of keys and values are turned, `[width, keys]`. They end here.
+struct Finish {
+    const Plan& plan;
+    i64 width, value_width, ld_key, query_size, key_size, value_size;
+
+    Finish(const Plan& p, i64 wide, i64 value_wide)
+        : plan(p),
+          width(wide),
+          value_width(value_wide),
+          ld_key(p.keys + 16),
+          query_size(p.rows * wide),
+          key_size(wide * ld_key),
+          value_size(value_wide * ld_key) {}
+
+    // One block of queries of head `s`.
+    void queries(float* sum, i64 s, i64 rb) const {
+        const Arguments& a = plan.a;
+        Lanes scale = fill(float(a.scale));
+        i64 start = rb * plan.rows, count = std::min(plan.rows, a.queries - start);
+        for (i64 i = 0; i < count; ++i, sum += width) {
+            for (i64 d = 0; d < width; d += 16) store(sum + d, _mm512_mul_ps(load(sum + d), scale));
+            write(a.d_query, a.out_type, (s * a.queries + start + i) * a.width, sum, a.width);
+        }
+    }
+
+    // One block of keys of key head `s`, from `copies` sums that lie `step` apart.
+    void keys(const float* sum, i64 copies, i64 step, i64 s, i64 kb) const {
+        turn_back(sum, copies, step, width, plan.a.width, float(plan.a.scale), plan.a.d_key, s, kb);
+    }
+    void values(const float* sum, i64 copies, i64 step, i64 s, i64 kb) const {
+        turn_back(sum, copies, step, value_width, plan.a.value_width, 1.0f, plan.a.d_value, s, kb);
+    }
+
+    // 16 keys at a time through a transposed square.
+    void turn_back(const float* sum, i64 copies, i64 step, i64 wide, i64 narrow, float factor, void* out, i64 s,
+                   i64 kb) const {
+        i64 start = kb * plan.keys, count = std::min(plan.keys, plan.a.keys - start);
+        alignas(64) float total[256], square[256];
+        for (i64 j = 0; j < count; j += 16)
+            for (i64 d = 0; d < narrow; d += 16) {
+                for (i64 k = 0; k < 16; ++k) {
+                    Lanes x = _mm512_setzero_ps();
+                    for (i64 copy = 0; copy < copies; ++copy)
+                        x = _mm512_add_ps(x, load(sum + copy * step + (d + k) * ld_key + j));
+                    store(total + k * 16, _mm512_mul_ps(x, fill(factor)));
+                }
+                transpose_words(reinterpret_cast<uint32_t*>(total), 16, reinterpret_cast<uint32_t*>(square), 16);
+                for (i64 k = 0; k < std::min<i64>(16, count - j); ++k)
+                    write(out, plan.a.out_type, (s * plan.a.keys + start + j + k) * narrow + d, square + k * 16,
+                          std::min<i64>(16, narrow - d));
+            }
+    }
+};
+
 template <class T>
 void backward(const Arguments& a) {
     Plan plan(a, true);
-    Packed<T> packed(plan, true);
-    packed.fill_all(plan);
     using L = Layout<T>;
     bool need_gate = a.d_gate_query != nullptr;
     bool has_power = a.power != 1.0 || a.d_power;
@@ -26,13 +78,18 @@ void backward(const Arguments& a) {
     };
     bool together = plan.is_pairwise() && plan.gate_heads == 1;
     i64 groups = a.heads / a.kv_heads, jobs = a.batch_parts * a.head_parts * a.chunks;
-    i64 ld_key = plan.keys + 16;
-    i64 key_sum_size = packed.width * ld_key, value_sum_size = packed.value_width * ld_key;
-    i64 key_sums = a.batch * a.kv_heads * plan.key_blocks;
-    // Sums over rows and keys run in float32, turned, with one copy per chunk of rows: no two jobs write one place.
-    Buffer<float> query_sum(a.need_query ? Packed<T>::row_blocks(plan) * packed.query_size : 0);
-    Buffer<float> key_sum(a.need_key ? a.chunks * key_sums * key_sum_size : 0);
-    Buffer<float> value_sum(a.need_value ? a.chunks * key_sums * value_sum_size : 0);
+    // Where a job has all rows of a head to itself, it needs memory for that one only: packed inputs and sums of one
+    // head per thread. Otherwise they exist for all heads, sums of keys with a copy per chunk of rows.
+    bool by_head = a.chunks == 1 && !together;
+    i64 all_rows = a.batch * a.heads * plan.row_blocks, all_keys = a.batch * a.kv_heads * plan.key_blocks;
+    auto shared = [&](i64 count) { return by_head ? 0 : count; };
+    PackedRows<T> shared_rows(plan, shared(all_rows), true);
+    PackedKeys<T> shared_keys(plan, shared(all_keys), true);
+    Finish finish(plan, shared_rows.width, shared_rows.value_width);
+    Buffer<float> shared_query_sum(a.need_query ? shared(all_rows * finish.query_size) : 0);
+    Buffer<float> shared_key_sum(a.need_key ? shared(a.chunks * all_keys * finish.key_size) : 0);
+    Buffer<float> shared_value_sum(a.need_value ? shared(a.chunks * all_keys * finish.value_size) : 0);
+    if (!by_head) pack_all<T>(plan, &shared_rows, shared_keys);
     bool failed = false;
 #pragma omp parallel num_threads(int(std::min(a.threads, jobs)))
     try {
@@ -41,6 +98,18 @@ void backward(const Arguments& a) {
         (void)amx;
         Scratch scratch(plan);
         G tiles(scratch);
+        i64 own_rows = by_head ? plan.row_blocks : 0, own_keys = by_head ? plan.key_blocks : 0;
+        PackedRows<T> own_packed_rows(plan, own_rows, true);
+        PackedKeys<T> own_packed_keys(plan, own_keys, true);
+        Workbench<T> bench(plan);
+        Buffer<float> own_query_sum(a.need_query ? own_rows * finish.query_size : 0);
+        Buffer<float> own_key_sum(a.need_key ? own_keys * finish.key_size : 0);
+        Buffer<float> own_value_sum(a.need_value ? own_keys * finish.value_size : 0);
+        PackedRows<T>& packed = by_head ? own_packed_rows : shared_rows;
+        PackedKeys<T>& packed_keys = by_head ? own_packed_keys : shared_keys;
+        float* query_sum = by_head ? own_query_sum : shared_query_sum;
+        float* key_sum = by_head ? own_key_sum : shared_key_sum;
+        float* value_sum = by_head ? own_value_sum : shared_value_sum;
 #pragma omp for schedule(dynamic) nowait
         for (i64 n = 0; n < jobs; ++n) {
             Job job{n / a.chunks / a.head_parts, n / a.chunks % a.head_parts, n % a.chunks};
@@ -48,53 +117,64 @@ void backward(const Arguments& a) {
             double power_total = 0.0;
             i64 batch_size = a.batch / a.batch_parts, head_size = a.heads / a.head_parts;
             i64 first_head = job.head_part * head_size, last_head = first_head + head_size;
+            // Where the blocks of a head begin, in what is packed and in the sums.
+            auto rows_at = [&](i64 b, i64 h) { return by_head ? 0 : (b * a.heads + h) * plan.row_blocks; };
+            auto keys_at = [&](i64 b, i64 kv) { return by_head ? 0 : (b * a.kv_heads + kv) * plan.key_blocks; };
+            auto key_sums_at = [&](i64 b, i64 kv) { return job.chunk * all_keys + keys_at(b, kv); };
 
             auto tile = [&](const Block& block, i64 h, GateTile gate, int gate_mode) {
-                i64 qb = (block.b * a.heads + h) * plan.row_blocks + block.row_block;
-                i64 kb = (block.b * a.kv_heads + h / groups) * plan.key_blocks + block.key_block;
+                i64 qb = rows_at(block.b, h) + block.row_block, kb = keys_at(block.b, h / groups) + block.key_block;
                 i64 rows = sizeof(T) == 4 ? block.rows : block.padded_rows;
                 RowFactors factors(plan, block, h);
                 product(rows, block.padded_keys, packed.width, packed.query + qb * packed.query_size, packed.width,
-                        packed.key_turned + kb * packed.key_turned_size, L::right_turned_step(plan.keys, packed.width),
-                        scratch.logits, LD, false);
+                        packed_keys.key_turned + kb * packed_keys.key_turned_size,
+                        L::right_turned_step(plan.keys, packed.width), scratch.logits, LD, false);
                 float unit = finish_logits(plan, block, h, scratch);
-                product(rows, block.padded_keys, packed.value_width, packed.d_context + qb * packed.context_size,
-                        packed.value_width, packed.value_turned + kb * packed.value_turned_size,
+                product(rows, block.padded_keys, packed.value_width, packed.context + qb * packed.context_size,
+                        packed.value_width, packed_keys.value_turned + kb * packed_keys.value_turned_size,
                         L::right_turned_step(plan.keys, packed.value_width), tiles.d_weight, LD, false);
                 auto terms = terms_of[gating_of(gate)];
                 power_total +=
                     (tiles.*terms)(block, gate, factors, unit, float(a.power), gate_mode, a.d_bias != nullptr);
                 if (a.d_bias)
                     add_rows(block, h, scratch.logits, a.d_bias, a.d_bias_step, job.index(a.d_bias_job));
-                i64 step = tiles.step(block.padded_rows), sum = job.chunk * key_sums + kb;
+                i64 step = tiles.step(block.padded_rows);
+                i64 sum = key_sums_at(block.b, h / groups) + block.key_block;
                 if (a.need_value)
                     product(packed.value_width, block.padded_keys, rows,
-                            packed.d_context_turned + qb * packed.context_turned_size, L::turned_ld(plan.rows),
-                            tiles.weight(), step, value_sum + sum * value_sum_size, ld_key, true);
+                            packed.context_turned + qb * packed.context_turned_size, L::turned_ld(plan.rows),
+                            tiles.weight(), step, value_sum + sum * finish.value_size, finish.ld_key, true);
                 if (a.need_key)
                     product(packed.width, block.padded_keys, rows, packed.query_turned + qb * packed.query_turned_size,
-                            L::turned_ld(plan.rows), tiles.d_logit_pairs(), step, key_sum + sum * key_sum_size, ld_key,
-                            true);
+                            L::turned_ld(plan.rows), tiles.d_logit_pairs(), step, key_sum + sum * finish.key_size,
+                            finish.ld_key, true);
                 if (a.need_query)
                     product(rows, packed.width, block.padded_keys, tiles.d_logit(), Terms<T>::STEP,
-                            packed.key + kb * packed.key_size, L::right_step(plan.keys, packed.width),
-                            query_sum + qb * packed.query_size, packed.width, true);
+                            packed_keys.key + kb * packed_keys.key_size, L::right_step(plan.keys, packed.width),
+                            query_sum + qb * finish.query_size, packed.width, true);
+            };
+            auto begin_keys = [&](i64 b, i64 kv) {
+                i64 sum = key_sums_at(b, kv);
+                if (a.need_key) std::memset(key_sum + sum * finish.key_size, 0, plan.key_blocks * finish.key_size * 4);
+                if (a.need_value)
+                    std::memset(value_sum + sum * finish.value_size, 0, plan.key_blocks * finish.value_size * 4);
+                for (i64 kb = 0; by_head && kb < plan.key_blocks; ++kb) packed_keys.put(b, kv, kb, kb, bench);
+            };
+            auto begin_rows = [&](i64 b, i64 h) {
+                for (i64 rb = job.chunk; rb < plan.row_blocks; rb += a.chunks) {
+                    if (by_head) packed.put(b, h, rb, rb, bench);
+                    if (a.need_query)
+                        std::memset(query_sum + (rows_at(b, h) + rb) * finish.query_size, 0, finish.query_size * 4);
+                }
             };
 
             for (i64 b = job.batch_part * batch_size; b < (job.batch_part + 1) * batch_size; ++b) {
-                i64 first_kv = first_head / groups, last_kv = ceil_div(last_head, groups);
-                for (i64 h = first_kv; h < last_kv; ++h) {
-                    i64 sum = job.chunk * key_sums + (b * a.kv_heads + h) * plan.key_blocks;
-                    if (key_sum) std::memset(key_sum + sum * key_sum_size, 0, plan.key_blocks * key_sum_size * 4);
-                    if (value_sum)
-                        std::memset(value_sum + sum * value_sum_size, 0, plan.key_blocks * value_sum_size * 4);
-                }
-                for (i64 h = first_head; query_sum && h < last_head; ++h)
-                    for (i64 rb = job.chunk; rb < plan.row_blocks; rb += a.chunks)
-                        std::memset(query_sum + ((b * a.heads + h) * plan.row_blocks + rb) * packed.query_size, 0,
-                                    packed.query_size * 4);
                 i64 step = together ? last_head - first_head : 1;
-                for (i64 head = first_head; head < last_head; head += step)
+                for (i64 head = first_head; head < last_head; head += step) {
+                    for (i64 h = head; h < head + step; ++h) {
+                        if (h % groups == 0) begin_keys(b, h / groups);
+                        begin_rows(b, h);
+                    }
                     for (i64 kb = 0; kb < plan.key_blocks; ++kb)
                         for (i64 rb = job.chunk; rb < plan.row_blocks; rb += a.chunks) {
                             Block block(plan, b, rb, kb);
@@ -104,6 +184,15 @@ void backward(const Arguments& a) {
                                 tile(block, h, gate, need_gate ? (h == head ? 1 : 2) : 0);
                             if (need_gate) gate_gradients.add(block, head, tiles.d_gate, gate);
                         }
+                    if (!by_head) continue;
+                    for (i64 rb = 0; a.need_query && rb < plan.row_blocks; ++rb)
+                        finish.queries(query_sum + rb * finish.query_size, b * a.heads + head, rb);
+                    for (i64 kb = 0; (head + 1) % groups == 0 && kb < plan.key_blocks; ++kb) {
+                        i64 kv = b * a.kv_heads + head / groups;
+                        if (a.need_key) finish.keys(key_sum + kb * finish.key_size, 1, 0, kv, kb);
+                        if (a.need_value) finish.values(value_sum + kb * finish.value_size, 1, 0, kv, kb);
+                    }
+                }
             }
             gate_gradients.finish(n);
             if (a.d_power) a.d_power[n] = power_total * double(LN2);
@@ -113,56 +202,22 @@ void backward(const Arguments& a) {
         failed = true;
     }
     if (failed) throw 1;
+    if (by_head) return;
 
 #pragma omp parallel num_threads(int(a.threads))
-    try {
-        Lanes scale = fill(float(a.scale));
-        if (a.need_query) {
-            i64 lines = a.batch * a.heads * a.queries;
-            Buffer<float> line(packed.width);
+    {
+        i64 rows = a.need_query ? all_rows : 0;
 #pragma omp for schedule(static) nowait
-            for (i64 n = 0; n < lines; ++n) {
-                i64 s = n / a.queries, i = n % a.queries;
-                const float* from = query_sum + (s * plan.row_blocks * plan.rows + i) * packed.width;
-                for (i64 d = 0; d < packed.width; d += 16) store(line + d, _mm512_mul_ps(load(from + d), scale));
-                std::memcpy(a.d_query + n * a.width, line, a.width * 4);
-            }
-        }
-        auto turn_back = [&](const float* sums, i64 size, i64 wide, i64 narrow, float factor, float* out, i64 n) {
-            // 16 keys at a time through a transposed square.
-            i64 s = n / plan.key_blocks, start = n % plan.key_blocks * plan.keys;
-            i64 count = std::min(plan.keys, a.keys - start);
-            alignas(64) float total[256], square[256];
-            for (i64 j = 0; j < count; j += 16)
-                for (i64 d = 0; d < wide; d += 16) {
-                    for (i64 k = 0; k < 16; ++k) {
-                        Lanes x = _mm512_setzero_ps();
-                        for (i64 chunk = 0; chunk < a.chunks; ++chunk)
-                            x = _mm512_add_ps(x, load(sums + (chunk * key_sums + n) * size + (d + k) * ld_key + j));
-                        store(total + k * 16, _mm512_mul_ps(x, fill(factor)));
-                    }
-                    transpose_words(reinterpret_cast<uint32_t*>(total), 16, reinterpret_cast<uint32_t*>(square), 16);
-                    for (i64 k = 0; k < std::min<i64>(16, count - j); ++k)
-                        if (d < narrow)
-                            std::memcpy(out + (s * a.keys + start + j + k) * narrow + d, square + k * 16,
-                                        std::min<i64>(16, narrow - d) * 4);
-                }
-        };
-        if (a.need_key) {
+        for (i64 n = 0; n < rows; ++n)
+            finish.queries(shared_query_sum + n * finish.query_size, n / plan.row_blocks, n % plan.row_blocks);
 #pragma omp for schedule(static) nowait
-            for (i64 n = 0; n < key_sums; ++n)
-                turn_back(key_sum, key_sum_size, packed.width, a.width, float(a.scale), a.d_key, n);
+        for (i64 n = 0; n < all_keys; ++n) {
+            i64 kv = n / plan.key_blocks, kb = n % plan.key_blocks;
+            i64 key_step = all_keys * finish.key_size, value_step = all_keys * finish.value_size;
+            if (a.need_key) finish.keys(shared_key_sum + n * finish.key_size, a.chunks, key_step, kv, kb);
+            if (a.need_value) finish.values(shared_value_sum + n * finish.value_size, a.chunks, value_step, kv, kb);
         }
-        if (a.need_value) {
-#pragma omp for schedule(static) nowait
-            for (i64 n = 0; n < key_sums; ++n)
-                turn_back(value_sum, value_sum_size, packed.value_width, a.value_width, 1.0f, a.d_value, n);
-        }
-    } catch (...) {
-#pragma omp atomic write
-        failed = true;
     }
-    if (failed) throw 1;
 }
 
 }  // namespace

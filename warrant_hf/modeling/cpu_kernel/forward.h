@@ -34,10 +34,12 @@ void forward_terms(const Block& block, const float* logits, GateTile gate, float
         T* out = terms + i * Terms<T>::STEP;
         Lanes highest = fill(NONE), other = highest;
         for (i64 j = 0; j < block.padded_keys; j += 32) {
-            highest = _mm512_max_ps(highest, _mm512_mul_ps(load(line + j), scale));
-            other = _mm512_max_ps(other, _mm512_mul_ps(load(line + j + 16), scale));
+            highest = _mm512_max_ps(highest, load(line + j));
+            other = _mm512_max_ps(other, load(line + j + 16));
         }
-        float before = state.top[i], top = std::max(before, _mm512_reduce_max_ps(_mm512_max_ps(highest, other)));
+        // The unit is positive, so the largest logit is the same before and after it.
+        float here = _mm512_reduce_max_ps(_mm512_max_ps(highest, other)) * unit;
+        float before = state.top[i], top = std::max(before, here);
         if (top > before) {
             state.top[i] = top;
             if (before > NONE) {
@@ -94,8 +96,8 @@ void finish_rows(const Plan& plan, const Block& block, i64 h, i64 value_width, R
 template <class T>
 void forward(const Arguments& a) {
     Plan plan(a, false);
-    Packed<T> packed(plan, false);
-    packed.fill_all(plan);
+    PackedKeys<T> keys(plan, a.batch * a.kv_heads * plan.key_blocks, false);
+    pack_all<T>(plan, nullptr, keys);
     using L = Layout<T>;
     bool has_power = a.power != 1.0;
     decltype(&forward_terms<T, OPEN, true>) terms_of[] = {
@@ -114,6 +116,8 @@ void forward(const Arguments& a) {
         (void)tiles;
         Scratch scratch(plan);
         Buffer<T> terms(ROWS * Terms<T>::STEP);
+        Workbench<T> bench(plan);
+        PackedRows<T> packed(plan, together, false);
         std::vector<RowState> states;
         states.reserve(together);
         for (i64 k = 0; k < together; ++k) states.emplace_back(plan.rows * packed.value_width);
@@ -123,23 +127,24 @@ void forward(const Arguments& a) {
             i64 b = job / plan.row_blocks / head_jobs;
             Block rows(plan, b, rb, 0);
             for (RowState& state : states) state.reset(rows.rows, packed.value_width);
+            for (i64 k = 0; k < together; ++k) packed.put(b, head + k, rb, k, bench);
             for (i64 kb = 0; kb < plan.key_blocks; ++kb) {
                 Block block(plan, b, rb, kb);
                 if (is_above_diagonal(plan, block)) break;
                 GateTile gate = build_gate(plan, block, head, scratch);
                 i64 product_rows = sizeof(T) == 4 ? block.rows : block.padded_rows;
                 for (i64 k = 0; k < together; ++k) {
-                    i64 h = head + k, qb = (b * a.heads + h) * plan.row_blocks + rb;
+                    i64 h = head + k;
                     i64 at = (b * a.kv_heads + h / groups) * plan.key_blocks + kb;
                     RowState& state = states[k];
-                    product(product_rows, block.padded_keys, packed.width, packed.query + qb * packed.query_size,
-                            packed.width, packed.key_turned + at * packed.key_turned_size,
+                    product(product_rows, block.padded_keys, packed.width, packed.query + k * packed.query_size,
+                            packed.width, keys.key_turned + at * keys.key_turned_size,
                             L::right_turned_step(plan.keys, packed.width), scratch.logits, LD, false);
                     float unit = finish_logits(plan, block, h, scratch);
                     terms_of[gating_of(gate)](block, scratch.logits, gate, unit, float(a.power), packed.value_width,
                                               state, terms);
                     product(product_rows, packed.value_width, block.padded_keys, terms, Terms<T>::STEP,
-                            packed.value + at * packed.value_size, L::right_step(plan.keys, packed.value_width),
+                            keys.value + at * keys.value_size, L::right_step(plan.keys, packed.value_width),
                             state.sum, packed.value_width, true);
                 }
             }

@@ -38,7 +38,8 @@ struct Buffer {
     T* data = nullptr;
     explicit Buffer(i64 count = 0, bool zero = false) {
         if (count == 0) return;
-        i64 bytes = count * sizeof(T) + 64, unit = bytes < HUGE_PAGE / 4 ? 64 : HUGE_PAGE;
+        // A buffer that is much smaller than a large page would waste most of it.
+        i64 bytes = count * sizeof(T) + 64, unit = bytes < 2 * HUGE_PAGE ? 64 : HUGE_PAGE;
         bytes = round_up(bytes, unit);
         data = static_cast<T*>(std::aligned_alloc(unit, bytes));
         if (!data) throw 1;

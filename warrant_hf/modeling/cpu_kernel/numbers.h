@@ -53,13 +53,6 @@ inline float bfloat_to_float(uint16_t bits) {
     return x;
 }
 
-inline uint16_t float_to_bfloat(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (x != x) return 0x7fc0;
-    return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 // `count` numbers of the last axis, from `start` on.
 void read(const View& v, i64 at, i64 start, i64 count, float* out) {
     i64 step = v.step[3];
@@ -88,13 +81,27 @@ void read(const View& v, i64 at, i64 start, i64 count, float* out) {
     }
 }
 
+// To nearest, ties to even; NaN stays NaN.
+inline __m256i to_bfloat(Lanes x) {
+    __m512i bits = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __m512i high = _mm512_srli_epi32(rounded, 16);
+    high = _mm512_mask_mov_epi32(high, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    return _mm512_cvtepi32_epi16(high);
+}
+
 void write(void* out, i64 type, i64 at, const float* x, i64 count) {
     if (type == FLOAT) {
         std::memcpy(static_cast<float*>(out) + at, x, count * sizeof(float));
         return;
     }
     uint16_t* p = static_cast<uint16_t*>(out) + at;
-    for (i64 j = 0; j < count; ++j) p[j] = type == HALF ? uint16_t(_cvtss_sh(x[j], 0)) : float_to_bfloat(x[j]);
+    for (i64 j = 0; j < count; j += 16) {
+        __mmask16 exists = __mmask16(count - j >= 16 ? 0xffff : (1u << (count - j)) - 1);
+        Lanes line = _mm512_maskz_loadu_ps(exists, x + j);
+        _mm256_mask_storeu_epi16(p + j, exists, type == HALF ? _mm512_cvtps_ph(line, 0) : to_bfloat(line));
+    }
 }
 
 }  // namespace

@@ -125,89 +125,124 @@ struct Terms<Half16> {
 };
 #endif
 
+void read_block(const View& v, i64 b, i64 h, i64 start, i64 end, i64 size, i64 narrow, i64 wide, float* out) {
+    for (i64 i = 0; i < size; ++i, out += wide) {
+        i64 have = start + i < end ? narrow : 0;
+        if (have) read(v, offset_of(v, b, h, start + i), 0, narrow, out);
+        std::fill(out + have, out + wide, 0.0f);
+    }
+}
+
+// A block of float32, and what turning it needs; one for each thread.
 template <class T>
-struct Packed {
+struct Workbench {
+    Buffer<float> block;
+    Buffer<uint32_t> scratch;
+    explicit Workbench(const Plan& plan)
+        : block(size(plan)), scratch(size(plan)) {}
+    static i64 size(const Plan& plan) {
+        i64 widest = round_up(std::max(plan.a.width, plan.a.value_width), Layout<T>::WIDTH_STEP);
+        return std::max(plan.rows, plan.keys) * widest;
+    }
+};
+
+// `count` blocks of queries, and in the backward pass of the gradients of their context.
+template <class T>
+struct PackedRows {
+    using L = Layout<T>;
+    const Plan& plan;
+    i64 width, value_width, query_size, context_size, query_turned_size, context_turned_size;
+    Buffer<T> query, query_turned, context, context_turned;
+
+    PackedRows(const Plan& p, i64 count, bool backward)
+        : plan(p),
+          width(round_up(p.a.width, L::WIDTH_STEP)),
+          value_width(round_up(p.a.value_width, L::WIDTH_STEP)),
+          query_size(p.rows * width),
+          context_size(p.rows * value_width),
+          query_turned_size(L::turned_size(p.rows, width)),
+          context_turned_size(L::turned_size(p.rows, value_width)),
+          query(count * query_size),
+          query_turned(backward ? count * query_turned_size : 0),
+          context(backward ? count * context_size : 0),
+          context_turned(backward ? count * context_turned_size : 0) {}
+
+    // Block `rb` of a head becomes the block `at` here.
+    void put(i64 b, i64 h, i64 rb, i64 at, const Workbench<T>& bench) {
+        const Arguments& a = plan.a;
+        i64 start = rb * plan.rows;
+        read_block(a.query, b, h, start, a.queries, plan.rows, a.width, width, bench.block);
+        L::left(bench.block, plan.rows, width, query + at * query_size);
+        if (!query_turned) return;
+        L::left_turned(bench.block, plan.rows, width, query_turned + at * query_turned_size, bench.scratch);
+        read_block(a.d_context, b, h, start, a.queries, plan.rows, a.value_width, value_width, bench.block);
+        L::left(bench.block, plan.rows, value_width, context + at * context_size);
+        L::left_turned(bench.block, plan.rows, value_width, context_turned + at * context_turned_size, bench.scratch);
+    }
+};
+
+// `count` blocks of keys and values.
+template <class T>
+struct PackedKeys {
     using L = Layout<T>;
     using Right = typename L::Right;
-    i64 width, value_width;
-    Buffer<T> query, query_turned, d_context, d_context_turned;
+    const Plan& plan;
+    i64 width, value_width, key_turned_size, value_turned_size, key_size, value_size;
     Buffer<Right> key_turned, value_turned, key, value;
-    i64 query_size, context_size, query_turned_size, context_turned_size, key_turned_size, value_turned_size, key_size,
-        value_size;
 
     static i64 words(i64 count) { return sizeof(T) == 4 ? count : count / 2; }
 
-    explicit Packed(const Plan& plan, bool backward)
-        : width(round_up(plan.a.width, L::WIDTH_STEP)),
-          value_width(round_up(plan.a.value_width, L::WIDTH_STEP)),
-          query(row_blocks(plan) * plan.rows * width),
-          query_turned(backward ? row_blocks(plan) * L::turned_size(plan.rows, width) : 0),
-          d_context(backward ? row_blocks(plan) * plan.rows * value_width : 0),
-          d_context_turned(backward ? row_blocks(plan) * L::turned_size(plan.rows, value_width) : 0),
-          key_turned(key_blocks(plan) * words(L::turned_size(plan.keys, width))),
-          value_turned(backward ? key_blocks(plan) * words(L::turned_size(plan.keys, value_width)) : 0),
-          key(backward ? key_blocks(plan) * words(plan.keys * width) : 0),
-          value(backward ? 0 : key_blocks(plan) * words(plan.keys * value_width)),
-          query_size(plan.rows * width),
-          context_size(plan.rows * value_width),
-          query_turned_size(L::turned_size(plan.rows, width)),
-          context_turned_size(L::turned_size(plan.rows, value_width)),
-          key_turned_size(words(L::turned_size(plan.keys, width))),
-          value_turned_size(words(L::turned_size(plan.keys, value_width))),
-          key_size(words(plan.keys * width)),
-          value_size(words(plan.keys * value_width)) {}
+    PackedKeys(const Plan& p, i64 count, bool backward)
+        : plan(p),
+          width(round_up(p.a.width, L::WIDTH_STEP)),
+          value_width(round_up(p.a.value_width, L::WIDTH_STEP)),
+          key_turned_size(words(L::turned_size(p.keys, width))),
+          value_turned_size(words(L::turned_size(p.keys, value_width))),
+          key_size(words(p.keys * width)),
+          value_size(words(p.keys * value_width)),
+          key_turned(count * key_turned_size),
+          value_turned(backward ? count * value_turned_size : 0),
+          key(backward ? count * key_size : 0),
+          value(backward ? 0 : count * value_size) {}
 
-    static i64 row_blocks(const Plan& plan) { return plan.a.batch * plan.a.heads * plan.row_blocks; }
-    static i64 key_blocks(const Plan& plan) { return plan.a.batch * plan.a.kv_heads * plan.key_blocks; }
-
-    static void read_block(const View& v, i64 b, i64 h, i64 start, i64 end, i64 size, i64 narrow, i64 wide,
-                           float* out) {
-        for (i64 i = 0; i < size; ++i, out += wide) {
-            i64 have = start + i < end ? narrow : 0;
-            if (have) read(v, offset_of(v, b, h, start + i), 0, narrow, out);
-            std::fill(out + have, out + wide, 0.0f);
-        }
-    }
-
-    void fill_all(const Plan& plan) {
+    void put(i64 b, i64 h, i64 kb, i64 at, const Workbench<T>& bench) {
         const Arguments& a = plan.a;
-        i64 widest = std::max(width, value_width), longest = std::max(plan.rows, plan.keys);
-        i64 row_count = row_blocks(plan), key_count = key_blocks(plan);
-        bool failed = false;
-#pragma omp parallel num_threads(int(a.threads))
-        try {
-            FlushDenormals flush;
-            Buffer<float> block(longest * widest);
-            Buffer<uint32_t> scratch(longest * widest);
-#pragma omp for schedule(static) nowait
-            for (i64 n = 0; n < row_count; ++n) {
-                i64 s = n / plan.row_blocks, start = n % plan.row_blocks * plan.rows, b = s / a.heads, h = s % a.heads;
-                read_block(a.query, b, h, start, a.queries, plan.rows, a.width, width, block);
-                L::left(block, plan.rows, width, query + n * query_size);
-                if (!query_turned) continue;
-                L::left_turned(block, plan.rows, width, query_turned + n * query_turned_size, scratch);
-                read_block(a.d_context, b, h, start, a.queries, plan.rows, a.value_width, value_width, block);
-                L::left(block, plan.rows, value_width, d_context + n * context_size);
-                L::left_turned(block, plan.rows, value_width, d_context_turned + n * context_turned_size, scratch);
-            }
-#pragma omp for schedule(static) nowait
-            for (i64 n = 0; n < key_count; ++n) {
-                i64 s = n / plan.key_blocks, start = n % plan.key_blocks * plan.keys;
-                i64 b = s / a.kv_heads, h = s % a.kv_heads;
-                read_block(a.key, b, h, start, a.keys, plan.keys, a.width, width, block);
-                L::right_turned(block, plan.keys, width, key_turned + n * key_turned_size, scratch);
-                if (key) L::right(block, plan.keys, width, key + n * key_size, scratch);
-                read_block(a.value, b, h, start, a.keys, plan.keys, a.value_width, value_width, block);
-                if (value) L::right(block, plan.keys, value_width, value + n * value_size, scratch);
-                if (value_turned)
-                    L::right_turned(block, plan.keys, value_width, value_turned + n * value_turned_size, scratch);
-            }
-        } catch (...) {
-#pragma omp atomic write
-            failed = true;
-        }
-        if (failed) throw 1;
+        i64 start = kb * plan.keys;
+        read_block(a.key, b, h, start, a.keys, plan.keys, a.width, width, bench.block);
+        L::right_turned(bench.block, plan.keys, width, key_turned + at * key_turned_size, bench.scratch);
+        if (key) L::right(bench.block, plan.keys, width, key + at * key_size, bench.scratch);
+        read_block(a.value, b, h, start, a.keys, plan.keys, a.value_width, value_width, bench.block);
+        if (value) L::right(bench.block, plan.keys, value_width, value + at * value_size, bench.scratch);
+        if (value_turned)
+            L::right_turned(bench.block, plan.keys, value_width, value_turned + at * value_turned_size, bench.scratch);
     }
 };
+
+// All keys, and all rows unless `rows` is null.
+template <class T>
+void pack_all(const Plan& plan, PackedRows<T>* rows, PackedKeys<T>& keys) {
+    const Arguments& a = plan.a;
+    i64 row_count = rows ? a.batch * a.heads * plan.row_blocks : 0, key_count = a.batch * a.kv_heads * plan.key_blocks;
+    bool failed = false;
+#pragma omp parallel num_threads(int(a.threads))
+    try {
+        FlushDenormals flush;
+        Workbench<T> bench(plan);
+#pragma omp for schedule(static) nowait
+        for (i64 n = 0; n < row_count; ++n) {
+            i64 s = n / plan.row_blocks;
+            rows->put(s / a.heads, s % a.heads, n % plan.row_blocks, n, bench);
+        }
+#pragma omp for schedule(static) nowait
+        for (i64 n = 0; n < key_count; ++n) {
+            i64 s = n / plan.key_blocks;
+            keys.put(s / a.kv_heads, s % a.kv_heads, n % plan.key_blocks, n, bench);
+        }
+    } catch (...) {
+#pragma omp atomic write
+        failed = true;
+    }
+    if (failed) throw 1;
+}
 
 }  // namespace

@@ -35,12 +35,13 @@ bool is_above_diagonal(const Plan& plan, const Block& block) {
     return plan.a.is_causal && block.key > block.row + block.rows - 1 + plan.a.keys - plan.a.queries;
 }
 
-// Adds the bias and removes terms that do not exist. Returns the unit of the logits that it leaves.
+// Adds the bias and removes terms that do not exist. Returns the unit of the logits that it leaves, which is positive.
 float finish_logits(const Plan& plan, const Block& block, i64 h, Scratch& scratch) {
     const Arguments& a = plan.a;
     i64 reach = block.row + a.keys - a.queries - block.key + 1;  // keys of the first row up to the diagonal
     bool is_cut = a.is_causal && reach < block.keys;
-    if (!a.keep.data && !a.bias.data && !is_cut && block.keys == block.padded_keys) return plan.unit;
+    bool is_whole = !is_cut && block.keys == block.padded_keys;
+    if (!a.keep.data && !a.bias.data && is_whole && plan.unit > 0.0f) return plan.unit;
     Lanes unit = fill(plan.unit), log2e = fill(LOG2E), none = fill(NONE);
     for (i64 i = 0; i < block.rows; ++i) {
         float* line = scratch.logits + i * LD;
