@@ -249,7 +249,7 @@ def _eval_items(rows, data: DataSettings):
     items = []
     for row in rows:
         row = build_candidates(row, size=data.size, hard=data.hard, seed=DATA_SEED)
-        passages = [{"title": candidate.title, "text": candidate.text} for candidate in row.candidates]
+        passages = [candidate.to_passage() for candidate in row.candidates]
         items.append({"id": row.id, "question": row.question, "passages": passages, "labels": row.labels})
     return items
 

@@ -19,7 +19,7 @@ NO_LABEL = -100
 
 @dataclass
 class EvidenceCollator:
-    """Batches rows `{"question", "passages", "labels", "lists"?}`; other keys are left out.
+    """Batches rows `{"question", "passages", "labels", "lists"?, "answer"?}`; other keys are left out.
 
     `lists` (optional) holds the candidate indices of each list on which the loss is taken; see `CandidateDataset`.
 
@@ -62,6 +62,8 @@ class EvidenceCollator:
                     "from 0."
                 )
         batch = dict(self.processor([row["question"] for row in rows], [row["passages"] for row in rows]))
+        if self.processor.answers:
+            batch["answer_labels"] = self.processor.encode_answers([_answer(row, at) for at, row in enumerate(rows)])
         size = batch["candidate_mask"].shape[1]
         if any(row.get("labels") is not None for row in rows):
             batch["labels"] = torch.full((len(rows), size), NO_LABEL)
@@ -75,6 +77,13 @@ class EvidenceCollator:
                 for number, indices in enumerate(row["lists"]):
                     batch["candidate_lists"][at, number, indices] = True
         return batch
+
+
+def _answer(row, number):
+    answer = row.get("answer")
+    if answer is not None and not (isinstance(answer, str) and answer.strip()):
+        raise ValueError(f"row {number} of the batch has the answer {answer!r}; give a text, or leave it out.")
+    return answer
 
 
 @dataclass

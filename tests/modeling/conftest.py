@@ -119,3 +119,85 @@ def selector(tokenizers):
         return randomize(model).eval()
 
     return build
+
+
+def long_backbone_config(kind, vocabulary, **changes):
+    """A LED (encoder and decoder) or Longformer of two layers, 32 wide, 512 positions, windows of 16 tokens."""
+    from transformers import LEDConfig, LongformerConfig
+
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    if kind == "longformer":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        more = {"max_position_embeddings": 514, "attention_window": 16, "type_vocab_size": 1}
+        return LongformerConfig(**({"vocab_size": vocabulary} | sizes | ids | more | changes))
+    sizes = {"d_model": 32, "max_encoder_position_embeddings": 512, "max_decoder_position_embeddings": 64}
+    for half in ("encoder", "decoder"):
+        sizes |= {f"{half}_layers": 2, f"{half}_attention_heads": 2, f"{half}_ffn_dim": 64}
+    return LEDConfig(**({"vocab_size": vocabulary, "attention_window": 16} | sizes | ids | changes))
+
+
+@pytest.fixture(scope="session")
+def long_selector(tokenizers):
+    """`long_selector(kind, reading, max_length=..., backbone={}, **config)`: a random LED or Longformer selector."""
+    import torch
+
+    from warrant_hf import EvidenceProcessor, WarrantLEDConfig, WarrantLEDForEvidenceSelection
+
+    def build(kind="led", reading="question", max_length=512, backbone=None, **config):
+        torch.manual_seed(0)
+        tokenizer = tokenizers["byte"]()
+        settings = {"readout_size": 32, "readout_heads": 2, "gate_size": 16, "reading": reading} | config
+        chosen = long_backbone_config(kind, len(tokenizer), **(backbone or {}))
+        model = WarrantLEDForEvidenceSelection(WarrantLEDConfig(backbone_config=chosen, **settings))
+        model.processor = EvidenceProcessor(tokenizer, max_length, max_question_tokens=30)
+        return randomize(model).eval()
+
+    return build
+
+
+IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+
+
+def seq2seq_config(kind, vocabulary):
+    """An encoder-decoder of two layers each, 32 wide: `t5`, `bart`, or an `encoder-decoder` of two RoBERTas."""
+    from transformers import AutoConfig, EncoderDecoderConfig
+
+    if kind == "t5":
+        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
+        return AutoConfig.for_model("t5", vocab_size=vocabulary, **(sizes | IDS))
+    if kind == "bart":
+        sizes = {"d_model": 32, "max_position_embeddings": 512, "decoder_start_token_id": 2}
+        for half in ("encoder", "decoder"):
+            sizes |= {f"{half}_layers": 2, f"{half}_attention_heads": 4, f"{half}_ffn_dim": 48}
+        return AutoConfig.for_model("bart", vocab_size=vocabulary, **(sizes | IDS))
+    halves = [tiny_encoder_config("roberta", vocabulary) for _ in range(2)]
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(*halves)
+    for name, value in (IDS | {"decoder_start_token_id": 0}).items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="session")
+def fid_selector(tokenizers):
+    """`fid_selector(kind, max_length=..., **config)`: a random Fusion-in-Decoder selector, with its processor."""
+    import torch
+
+    from warrant_hf import EvidenceProcessor, WarrantFiDConfig, WarrantFiDForEvidenceSelection
+
+    def build(kind="t5", max_length=128, **config):
+        torch.manual_seed(0)
+        tokenizer = tokenizers["byte"]()
+        settings = {"readout_size": 32, "readout_heads": 2, "gate_size": 16} | config
+        backbone = seq2seq_config(kind, len(tokenizer))
+        model = WarrantFiDForEvidenceSelection(WarrantFiDConfig(backbone_config=backbone, **settings))
+        model.processor = EvidenceProcessor(tokenizer, max_length, 30, **model.processor_settings())
+        return randomize(model).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def reader(selector, fid_selector, long_selector):
+    """`reader(name, **config)`: a random selector of one of the three readers."""
+    build = {"encoder": selector, "fid": fid_selector, "led": long_selector}
+    return lambda name, **config: build[name](**config)

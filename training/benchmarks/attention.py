@@ -323,7 +323,7 @@ def _machine(device):
     if device == "cuda":
         return torch.cuda.get_device_name()
     sys.path.insert(0, str(Path(__file__).parent))
-    from selector_comparison import machine
+    from comparison_runs import machine
 
     return machine()["cpu"]
 

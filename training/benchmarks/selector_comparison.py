@@ -13,16 +13,11 @@ bootstrap intervals over questions.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
-import platform
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
+
+import comparison_runs as runs
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "hotpotqa_minilm.yaml"
 VARIANTS = ("base", "open", "pair", "cross_encoder")
@@ -31,7 +26,6 @@ HELD_OUT = 240  # rows at the end of TRAIN that choose the learning rate,
 TUNING_ROWS = 800  # after one pass over this many at its beginning
 # One more frozen layer than the recipe: tuning and twelve runs fit into about three hours of two cores.
 BUDGET = {"data.draws": 3, "model.frozen_layers": 3}
-TUNING_SEED = 100
 EVAL_SEED = "eval"
 
 
@@ -52,51 +46,12 @@ def main():
 
 
 def tune(arguments):
-    jobs = [(variant, TUNING_SEED, rate) for variant in arguments.variants for rate in GRID]
-    _launch(arguments, jobs, tuning=True)
-    rates = {}
-    for variant in arguments.variants:
-        scores = {rate: _scores(_folder(arguments.out, variant, TUNING_SEED, rate), "eval") for rate in GRID}
-        rates[variant] = max(scores, key=scores.get)
-        print(variant, {f"{rate:g}": round(score, 4) for rate, score in scores.items()}, "->", rates[variant])
-    known = _rates(arguments.out)
-    (arguments.out / "learning_rates.json").write_text(json.dumps(known | rates, indent=2) + "\n")
+    runs.tune(__file__, arguments, arguments.variants, GRID, {"train": arguments.train})
 
 
 def run(arguments):
-    rates = _rates(arguments.out)
-    missing = [variant for variant in arguments.variants if variant not in rates]
-    if missing:
-        sys.exit(f"learning_rates.json has no rate for {missing[0]}; run tune first.")
-    jobs = [(variant, seed, rates[variant]) for seed in arguments.seeds for variant in arguments.variants]
-    _launch(arguments, jobs, tuning=False)
-
-
-def _launch(arguments, jobs, *, tuning):
-    """Each run is a process of its own: one thread each, and nothing of one leaks into another."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-    def launch(job):
-        variant, seed, rate = job
-        folder = _folder(arguments.out, variant, seed, rate)
-        if (folder / "run.json").is_file():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, __file__, "one", "--out", str(arguments.out), "--train", str(arguments.train)]
-        command += ["--variants", variant, "--seeds", str(seed), "--rate", repr(rate)]
-        for name in ("eval", "transfer"):
-            if getattr(arguments, name) is not None:
-                command += [f"--{name}", str(getattr(arguments, name))]
-        with open(folder / "log.txt", "w") as log:
-            done = subprocess.run(command + ["--tuning"] * tuning, env=environment, stdout=log, stderr=log)
-        print(
-            f"{variant} seed {seed} rate {rate:g}: {'done' if done.returncode == 0 else 'FAILED, see log.txt'}",
-            flush=True,
-        )
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(launch, jobs))
+    files = {name: getattr(arguments, name) for name in ("train", "eval", "transfer")}
+    runs.run(__file__, arguments, arguments.variants, files)
 
 
 def one(arguments):
@@ -109,7 +64,7 @@ def one(arguments):
 
     torch.set_num_threads(1)
     (variant,), (seed,) = arguments.variants, arguments.seeds
-    folder = _folder(arguments.out, variant, seed, arguments.rate)
+    folder = runs.folder_of(arguments.out, variant, seed, arguments.rate)
     rows = read_rows(arguments.train)
     changes = {"seed": seed, "training.learning_rate": arguments.rate, "training.save_strategy": "no"}
     changes |= BUDGET | {"training.disable_tqdm": True}
@@ -125,7 +80,11 @@ def one(arguments):
     started = time.perf_counter()
     predict, parameters = (_train_peer if variant == "cross_encoder" else _train_selector)(recipe, rows, folder)
     result = {"variant": variant, "seed": seed, "rate": arguments.rate, "parameters": parameters}
-    result |= {"train_seconds": time.perf_counter() - started, "recipe": recipe.model_dump(), "machine": machine()}
+    result |= {
+        "train_seconds": time.perf_counter() - started,
+        "recipe": recipe.model_dump(),
+        "machine": runs.machine(),
+    }
     for name, listed in sets.items():
         full = [build_candidates(row, size=recipe.data.size, seed=EVAL_SEED) for row in listed]
         emptied = [without_evidence(row, shown, seed=EVAL_SEED) for row, shown in zip(listed, full)]
@@ -133,9 +92,7 @@ def one(arguments):
         started = time.perf_counter()
         predictions = predict(full)
         result[f"{name}_seconds"] = time.perf_counter() - started
-        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
-            for prediction in predictions + predict(emptied):
-                file.write(json.dumps(asdict(prediction)) + "\n")
+        runs.write_predictions(folder / f"{name}.jsonl.gz", predictions + predict(emptied))
     (folder / "run.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -159,53 +116,10 @@ def _train_peer(recipe, rows, folder):
     return lambda listed: predict_peer(model, listed), trainable
 
 
-def machine():
-    import torch
-    import transformers
-
-    name = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            name = line.split(":", 1)[1].strip()
-            break
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    return {"cpu": name, "threads": torch.get_num_threads()} | versions
-
-
 def report(arguments):
     from comparison_report import write_report
 
-    runs = {}
-    for variant in arguments.variants:
-        rate = _rates(arguments.out)[variant]
-        for seed in arguments.seeds:
-            folder = _folder(arguments.out, variant, seed, rate)
-            if (folder / "run.json").is_file():
-                runs.setdefault(variant, []).append(folder)
-    write_report(runs, arguments.out)
-
-
-def _folder(out, variant, seed, rate):
-    return out / f"{variant}-seed{seed}-rate{rate:g}"
-
-
-def _rates(out):
-    path = out / "learning_rates.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def _scores(folder, name):
-    from comparison_report import read_predictions
-
-    from warrant_hf.evaluation.metrics import evidence_metrics
-
-    if not (folder / "run.json").is_file():
-        return float("-inf")
-    return evidence_metrics(read_predictions(folder, name), bootstrap=0)["support_mrr"]["value"]
+    write_report(runs.finished_runs(arguments.out, arguments.variants, arguments.seeds), arguments.out)
 
 
 if __name__ == "__main__":

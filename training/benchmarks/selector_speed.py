@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
 
-    from selector_comparison import machine
+    from comparison_runs import machine
 
     from warrant_hf.evaluation.report import write_json, write_text
 

@@ -121,7 +121,8 @@ class CandidateDataset:
     `i // len(rows)` of a row has its own distractors (hard ones from the `hard_pool` best, so that they vary too);
     `draws` sets how many a row has before the data set ends.
 
-    An item is a dict: `id`, `question`, `passages` (list of `{"title", "text"}`), `labels` (0/1), `kinds`, and
+    An item is a dict: `id`, `question`, `passages` (see `Candidate.to_passage`), `answer` (a text or `None`), `labels`
+    (0/1), `kinds`, and
     `lists`: candidate indices of the `lists_per_question` lists on which a loss is taken. The first is the full list;
     the others have all golds missing with probability `none_rate`, one with `one_rate`, and a random size from 1 up.
     Attention sums to one over whatever list it sees; only lists of varying size and completeness make a permission
@@ -173,7 +174,8 @@ class CandidateDataset:
         return {
             "id": row.id,
             "question": row.question,
-            "passages": [{"title": candidate.title, "text": candidate.text} for candidate in row.candidates],
+            "passages": [candidate.to_passage() for candidate in row.candidates],
+            "answer": row.answer if isinstance(row.answer, str) and row.answer.strip() else None,
             "labels": labels,
             "kinds": row.kinds,
             "lists": lists,

@@ -74,6 +74,10 @@ class Candidate(BaseModel):
         """The keys that were given, without nulls for those that were not."""
         return self.model_dump(exclude_unset=True)
 
+    def to_passage(self) -> dict[str, Any]:
+        """What a model may see: everything but the label and the kind."""
+        return {"title": self.title, **self.model_dump(exclude_unset=True, exclude={"label", "kind"})}
+
 
 class EvidenceRow(BaseModel):
     """A question and the candidates among which its evidence is sought. Candidate order is input order."""

@@ -11,9 +11,11 @@ from .attention_interface import ATTENTION_KEYS, set_maa_power
 from .attention_modules import MassAwareAttention, PrecisionAttention, WarrantAttention
 from .attention_ops import EvidenceAttentionOutput, evidence_attention
 from .auto_evidence import AutoModelForEvidenceSelection
-from .configuration_evidence import WarrantEncoderConfig
+from .configuration_evidence import WarrantEncoderConfig, WarrantFiDConfig, WarrantLEDConfig
 from .evidence_readout import EvidenceReadout
 from .modeling_encoder import WarrantEncoderForEvidenceSelection
+from .modeling_fid import WarrantFiDForEvidenceSelection
+from .modeling_led import WarrantLEDForEvidenceSelection
 from .outputs import EvidenceOutput
 from .permission import PERMISSION_VARIANTS, PermissionGate
 from .pipeline_evidence import EvidenceSelectionPipeline
@@ -53,6 +55,10 @@ __all__ = [
     "WarrantAttention",
     "WarrantEncoderConfig",
     "WarrantEncoderForEvidenceSelection",
+    "WarrantFiDConfig",
+    "WarrantFiDForEvidenceSelection",
+    "WarrantLEDConfig",
+    "WarrantLEDForEvidenceSelection",
     "attach_from_config",
     "attach_permission",
     "attach_precision",

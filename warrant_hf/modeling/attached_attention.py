@@ -335,14 +335,14 @@ def _attach(model, kind, layers, where, settings, key):
             tensor._is_hf_initialized = tensor.device.type != "meta"
     if key is not None:
         _use_key(model, key, chosen.values())
-    _mark_arguments(model)
+    mark_arguments(model)
     _record_permissions(model)
     return list(chosen), layers
 
 
-def _mark_arguments(model):
+def mark_arguments(model, read=()):
     """Tells every attention module which arguments something reads, be it another module: all of them get all."""
-    attentions, read = find_attentions(model).values(), set()
+    attentions, read = find_attentions(model).values(), set(read)
     for module in attentions:
         if getattr(getattr(module, "permission", None), "granularity", None) == "item":
             read.add("items")
@@ -350,6 +350,11 @@ def _mark_arguments(model):
             read.add("log_precision")
     for module in attentions:
         module._attached_arguments = frozenset(read & ARGUMENTS.keys()) | getattr(module, "_attached_arguments", set())
+
+
+def find_places(model, where) -> list:
+    """The attention modules of one of `PLACES`."""
+    return [module for name, module in find_attentions(model).items() if _place(name, module)[0] == where]
 
 
 def _choose(model, layers, where):
@@ -455,4 +460,12 @@ def _close_record(model, args, kwargs, output):
     return output
 
 
-__all__ = ["attach_from_config", "attach_permission", "attach_precision", "detach", "load_attached"]
+__all__ = [
+    "attach_from_config",
+    "attach_permission",
+    "attach_precision",
+    "detach",
+    "find_places",
+    "load_attached",
+    "mark_arguments",
+]

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from .attached_permission import Permit
 from .attention_masking import with_causal
 from .attention_ops import evidence_attention
 
@@ -35,6 +36,7 @@ ARGUMENTS = {
     "items": "no permission with granularity 'item' is attached to the model; call attach_permission(model, "
     "granularity='item')",
     "log_precision": "no precision is attached to the model; call attach_precision(model)",
+    "key_permission": "no attention of the model takes one; use WarrantFiDForEvidenceSelection",
 }
 # What some models pass to their attention function, and softmax without it would be another model.
 _UNSUPPORTED = ("softcap", "s_aux")
@@ -71,8 +73,9 @@ def warrant_attention_forward(
         position_bias: added to the logits, `[1 | B, H, Q, K]` (T5).
         power: p of MAA, equation (3).
         kwargs: of the model's forward pass; used are `output_attentions`, `items` (`[B, K]`, for gates per item),
-            `log_precision` (`[B, K]`, instead of that of an attached precision) and `permission_record` (see
-            [`attend`]). The two in the middle are refused where nothing attached to the model reads them.
+            `log_precision` (`[B, K]`, instead of that of an attached precision), `key_permission` (`[B, K]`, for the
+            cross-attention of Fusion-in-Decoder) and `permission_record` (see [`attend`]). The three in the middle are
+            refused where nothing in the model reads them.
 
     Returns:
         The context `[B, Q, H, Dv]`, and the clean weights `[B, H, Q, K]` (before gate and dropout) or `None`.
@@ -119,7 +122,9 @@ def warrant_attention_forward(
     need_weights = kwargs.get("output_attentions")
     if need_weights is None:
         need_weights = getattr(getattr(module, "config", None), "output_attentions", False)
-    if permission is None and precision is None and power == 1 and not need_weights:
+    key_permission = kwargs.get("key_permission") if getattr(module, "_takes_key_permission", False) else None
+    is_plain = permission is None and precision is None and key_permission is None and power == 1
+    if is_plain and not need_weights:
         mask, is_causal = _one_mask(mask, position_bias, is_causal, query, key)
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal
@@ -138,6 +143,7 @@ def warrant_attention_forward(
         precision=precision,
         items=kwargs.get("items"),
         log_precision=kwargs.get("log_precision"),
+        key_permission=key_permission,
         record=kwargs.get("permission_record"),
         need_weights=need_weights,
     )
@@ -165,16 +171,23 @@ def attend(
     precision: nn.Module | None = None,
     items: Tensor | None = None,
     log_precision: Tensor | None = None,
+    key_permission: Tensor | None = None,
     record: dict[str, list] | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """[`evidence_attention`] with gates by an [`AttentionPermission`] and log-precisions by a [`PrecisionHead`].
+
+    `key_permission` (`[B, K]`) are gates from elsewhere, the same for all queries, in the place of a permission's.
 
     Returns the context `[B, H, Q, Dv]` and, if `need_weights`, the clean weights `[B, H, Q, K]`. To the lists in
     `record` it appends, under "permissions", the gates as one tensor, and under "masses" what was allowed to count of
     each row's attention, `[B, H, Q]`: a LayerNorm behind the attention takes that out of the states.
     """
     keep = permit = None
+    if permission is not None and key_permission is not None:
+        raise ValueError("key_permission is given to an attention with a permission of its own; detach that one.")
+    if key_permission is not None:
+        permit = Permit(gate=key_permission[:, None, None, :])
     if permission is not None:
         if is_causal and permission.granularity == "item":
             raise ValueError("granularity is 'item', but the attention is causal; use granularity='token'.")

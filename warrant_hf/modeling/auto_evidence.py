@@ -12,10 +12,16 @@ from .base_weights import find_backbone
 from .checkpoint_loading import read_config, source_arguments
 from .modeling_encoder import WarrantEncoderForEvidenceSelection
 from .modeling_evidence import read_backbone_config
+from .modeling_fid import WarrantFiDForEvidenceSelection
+from .modeling_led import WarrantLEDForEvidenceSelection
 from .processing_evidence import EvidenceProcessor
 
 #: The readers: a config of theirs, or a backbone that they read, leads to them.
-READERS = (WarrantEncoderForEvidenceSelection,)
+READERS = (
+    WarrantLEDForEvidenceSelection,
+    WarrantFiDForEvidenceSelection,
+    WarrantEncoderForEvidenceSelection,
+)
 
 
 class AutoModelForEvidenceSelection(_BaseAutoModelClass):

@@ -126,6 +126,8 @@ class WarrantConfig(PreTrainedConfig):
             not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names)
         ):
             raise ValueError(f"precision_features is {names!r}; give names, each once, or leave it out.")
+        if {"label", "kind"} & set(names or ()):
+            raise ValueError("precision_features names 'label' or 'kind', which hold the answer; remove it.")
         for name, least in (_LEAST_WHOLE | _LEAST).items():
             value, kinds = getattr(self, name, least), int if name in _LEAST_WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:

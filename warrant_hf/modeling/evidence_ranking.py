@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from .base_weights import find_backbone
-from .processing_evidence import EvidenceProcessor, check_list, check_lists, full_text
+from .processing_evidence import EvidenceProcessor, check_list, check_question, full_text
 
 REVOKE_BY = ("gate", "mask")
 
@@ -74,11 +74,13 @@ class EvidenceRankingMixin:
         Returns:
             `{"question", "evidence": [...], "mass", "answerability", "notes"}`. Each evidence has `index` (position
             in the input), `rank` (from 1), `id`, `title`, `text`, `score` (logit), `probability`, `attention`,
-            `permission`, `effective`, `revoked`; a key of the passage with one of these names is kept as `input_score`
-            and so on. Equal scores rank in input order. The numbers are Python floats.
+            `permission`, `effective`, `revoked`, and `precision` (bounded log-precision) where the selector has
+            `precision_features`; a key of the passage with one of these names is kept as `input_score` and so on.
+            Equal scores rank in input order. The numbers are Python floats. Without any passage to read there is no
+            evidence: the mass is 0, and scores and answerability are the lowest that the model gives.
 
         Raises:
-            ValueError: an empty question, no passages, or an argument out of range.
+            ValueError: an empty question, a passage without text, or an argument out of range.
         """
         return self.rank_batch(
             [question], [passages], revoke=[revoke], revoke_by=revoke_by, top_k=top_k, return_tokens=return_tokens
@@ -94,11 +96,16 @@ class EvidenceRankingMixin:
             questions (`list[str]`), passages (`list[list]`), revoke (`list[list[int]]`, *optional*): one per question.
             batch_size (`int`): questions encoded at a time; questions of similar length share a batch.
         """
+        return self._rank_batch(questions, passages, batch_size, revoke, revoke_by, top_k, return_tokens)
+
+    def _rank_batch(self, questions, passages, batch_size, revoke, revoke_by, top_k, return_tokens, **reading):
+        """`rank_batch`; `reading` goes to `_read`."""
         _check_choices(top_k, revoke_by, batch_size)
         if isinstance(questions, str):
             raise ValueError("questions is one text; give a list of questions, or call rank().")
         check_list(questions, "questions", "questions")
-        passages = [list(listed) for listed in check_lists(passages)]
+        check_list(passages, "passages", "lists of passages")
+        passages = [list(check_list(listed, f"passages[{row}]", "passages")) for row, listed in enumerate(passages)]
         revoke = [()] * len(questions) if revoke is None else check_list(revoke, "revoke", "lists of positions")
         if not len(questions) == len(passages) == len(revoke):
             raise ValueError(
@@ -111,21 +118,32 @@ class EvidenceRankingMixin:
         kept = [list(range(len(listed))) for listed in passages]
         if revoke_by == "mask":
             kept = [[at for at in keep if at not in closed] for keep, closed in zip(kept, revoke)]
-            if not all(kept):
-                raise ValueError(f"revoke masks every passage of question {kept.index([])}; leave at least one.")
         elif any(revoke) and not self.readout.variant.path:
             raise ValueError(
                 f"revoke_by 'gate' needs a permission, and variant {self.config.variant!r} has none; use 'mask'."
             )
-        rows = self.processor.encode(questions, [[listed[at] for at in keep] for listed, keep in zip(passages, kept)])
-        order = sorted(range(len(rows)), key=lambda row: rows[row].input_ids.size)
-        results, lowest = [None] * len(rows), self.readout.lowest_logit()
+        for row, (question, listed) in enumerate(zip(questions, passages)):
+            check_question(question, row)
+            for at, passage in enumerate(listed):
+                full_text(passage, f"passages[{row}][{at}]")  # also where it is masked
+        read = [row for row, keep in enumerate(kept) if keep]
+        given = [questions[row] for row in read], [[passages[row][at] for at in kept[row]] for row in read]
+        rows = dict(zip(read, self.processor.encode(*given))) if read else {}
+        order = sorted(rows, key=lambda row: rows[row].input_ids.size)
+        lowest = self.readout.lowest_logit()
+        nothing = {"answerability_logits": self.readout.lowest_answerability_logit()}
+        nothing |= {"mass": 0.0, "permission": ()} if self.readout.variant.path else {}
+        results = [
+            _result(*asked[:2], {}, asked[2], nothing, lowest, None) | {"notes": ["No passage was left to read."]}
+            for asked in zip(questions, passages, revoke)
+        ]
         was_training = self.training
         self.eval()
         try:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
-                output, width = self._rank_encoded(batch, rows, revoke if revoke_by == "gate" else None)
+                inputs = self._inputs(batch, rows, revoke if revoke_by == "gate" else None)
+                output, width = self._read(inputs, **reading), inputs["input_ids"].shape[2]
                 for at, row in enumerate(batch):
                     scores = {name: value[at] for name, value in output.items()}
                     tokens = _tokens(rows[row], scores, width) if return_tokens else None
@@ -139,7 +157,8 @@ class EvidenceRankingMixin:
             self.train(was_training)
         return results
 
-    def _rank_encoded(self, batch, rows, revoke):
+    def _inputs(self, batch, rows, revoke):
+        """What `forward` takes for some of the rows."""
         inputs = self.processor.pad([rows[row] for row in batch])
         override = None
         if revoke is not None and any(revoke[row] for row in batch):
@@ -147,13 +166,16 @@ class EvidenceRankingMixin:
             for at, row in enumerate(batch):
                 override[at, list(revoke[row])] = 0.0
             override = override.to(self.device)
-        output = self(**inputs.to(self.device), permission_override=override)
+        return {**inputs.to(self.device), "permission_override": override}
+
+    def _read(self, inputs, **settings) -> dict:
+        """Scores of a batch as float tensors on the CPU, by name."""
+        output = self(**inputs, **settings)
         if not torch.isfinite(output.logits[inputs["candidate_mask"]]).all():
             raise ValueError(
                 f"The scores are not finite in {self.dtype}; load the model in bfloat16 or float32 instead."
             )
-        tensors = {name: value.float().cpu() for name, value in output.items() if value is not None}
-        return tensors, inputs["input_ids"].shape[2]
+        return {name: value.float().cpu() for name, value in output.items() if value is not None}
 
 
 def _shared_by_twins(places, passages, revoked):
@@ -175,6 +197,8 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
         for name in ("attention", "permission", "effective"):
             read = float(scores[name][position]) if has_path and position is not None else 0.0
             item[name] = read if has_path else None
+        if "precision" in scores:
+            item["precision"] = None if position is None else float(scores["precision"][position])
         item["revoked"] = index in revoked
         taken = item.keys() - {"id", "title", "text"}
         item |= {f"input_{key}" if key in taken else key: value for key, value in known.items()}
@@ -184,12 +208,13 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
     evidence.sort(key=lambda item: -item["score"])  # stable: equal scores in input order
     for rank, item in enumerate(evidence, 1):
         item["rank"] = rank
-    return {
+    result = {
         "question": question,
         "evidence": evidence,
         "mass": float(scores["mass"]) if has_path else None,
         "answerability": _sigmoid(float(scores["answerability_logits"])),
     }
+    return result | ({"answer": scores["answer"]} if "answer" in scores else {})
 
 
 def _tokens(encoded, scores, width):

@@ -198,6 +198,11 @@ class EvidenceReadout(nn.Module):
         """The logit of a candidate without any effective mass."""
         return float(self.beta * math.log(MASS_FLOOR) + self.bias)
 
+    @torch.no_grad()
+    def lowest_answerability_logit(self) -> float:
+        """The answerability logit of a list without any effective mass, such as an empty one."""
+        return float(self.mass_scale * math.log(MASS_FLOOR) + self.mass_bias) if self.variant.path else -math.inf
+
     def pool(self, states, segment_ids, item_count) -> PooledEvidence:
         """Question and items of `[B, T, D]` states; see `forward`. Items without tokens are zero."""
         states = self.dropout(states.float())

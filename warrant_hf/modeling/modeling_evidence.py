@@ -246,19 +246,22 @@ def read_backbone_config(name_or_path, **source):
 
 
 def change_config(config, changes):
-    """Sets fields of a backbone's config.
+    """Sets fields of a backbone's config, or of the configs inside it (encoder and decoder) if only these have them.
 
     Raises:
         ValueError: it has no such field, or the value is of another type.
     """
     for name, value in changes.items():
-        if not hasattr(config, name):
+        parts = [getattr(config, part) for part in config.sub_configs if hasattr(config, part)]
+        holders = [part for part in [config] if hasattr(part, name)] or [part for part in parts if hasattr(part, name)]
+        if not holders:
             raise ValueError(f"encoder: {name!r} is not a field of a {config.model_type} config; remove it.")
-        try:
-            setattr(config, name, value)
-        except StrictDataclassError:
-            usual = getattr(config, name)
-            raise ValueError(f"encoder: {name} is {value!r}; give a value like {usual!r}.") from None
+        for holder in holders:
+            try:
+                setattr(holder, name, value)
+            except StrictDataclassError:
+                usual = getattr(holder, name)
+                raise ValueError(f"encoder: {name} is {value!r}; give a value like {usual!r}.") from None
 
 
 __all__ = ["WarrantPreTrainedModel", "change_config", "read_backbone_config"]

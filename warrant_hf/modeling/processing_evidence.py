@@ -56,6 +56,7 @@ class EvidenceProcessor(ProcessorMixin):
         max_question_tokens (`int`): a longer question is cut at its end, which is reported; half a window at most.
         packing (`str`): `"shared"` puts as many candidates into a window as fit, `"single"` gives each a window of its
             own (Fusion-in-Decoder).
+        answers (`bool`): the model is trained on answers too; [`EvidenceCollator`] adds them.
         features (`list[str]`, *optional*): keys of a passage (nested ones by dots, `"source.reliability"`) whose
             numbers are handed to the model as `candidate_features`; every passage must have them.
     """
@@ -69,6 +70,7 @@ class EvidenceProcessor(ProcessorMixin):
         max_length: int = 512,
         max_question_tokens: int = 128,
         packing: str = "shared",
+        answers: bool = False,
         features: list[str] | None = None,
         **kwargs,
     ):
@@ -86,7 +88,7 @@ class EvidenceProcessor(ProcessorMixin):
         if packing not in PACKINGS:
             raise ValueError(f"packing is {packing!r}; choose one of {', '.join(map(repr, PACKINGS))}.")
         self.max_length, self.max_question_tokens = max_length, max_question_tokens
-        self.packing, self.features = packing, features
+        self.packing, self.answers, self.features = packing, answers, features
         super().__init__(tokenizer, **kwargs)
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         special = (special | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
@@ -160,6 +162,21 @@ class EvidenceProcessor(ProcessorMixin):
             arrays["candidate_features"] = torch.from_numpy(numbers)
         return BatchFeature(arrays | {"candidate_mask": torch.from_numpy(candidates)})
 
+    def encode_answers(self, answers: list[str | None]) -> torch.Tensor:
+        """Token ids `[B, A]` of answers, the end token included; -100 behind them and where an answer is `None`."""
+        known = [answer for answer in answers if answer is not None]
+        found = iter(self._tokenize(known) if known else ())
+        rows = [None if answer is None else np.append(next(found)[0], self._end) for answer in answers]
+        labels = np.full((len(rows), max((len(row) for row in rows if row is not None), default=1)), -100)
+        for at, row in enumerate(rows):
+            if row is not None:
+                labels[at, : len(row)] = row
+        return torch.from_numpy(labels)
+
+    @property
+    def _end(self):
+        return self.tokenizer.sep_token_id if self.tokenizer.sep_token_id is not None else self.tokenizer.eos_token_id
+
     def _numbers(self, passages, row):
         if self.features is None:
             return None
@@ -209,7 +226,7 @@ class EvidenceProcessor(ProcessorMixin):
         if limit < _SMALLEST_WINDOW:
             raise ValueError(f"tokenizer.model_max_length is {limit}; it must be at least {_SMALLEST_WINDOW}.")
         begin = self.tokenizer.cls_token_id if self.tokenizer.cls_token_id is not None else self.tokenizer.bos_token_id
-        end = self.tokenizer.sep_token_id if self.tokenizer.sep_token_id is not None else self.tokenizer.eos_token_id
+        end = self._end
         notes, words = [], question[0]
         allowed = min(self.max_question_tokens, limit // 2)
         if len(words) > allowed:

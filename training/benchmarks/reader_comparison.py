@@ -1,0 +1,167 @@
+"""Passage-level table: the three readers and a pairwise cross-encoder, all on the weights of MiniLM-L6, one budget.
+
+    python training/convert_bert.py sentence-transformers/all-MiniLM-L6-v2 MODELS/minilm-fid --to encoder-decoder
+    python training/convert_bert.py sentence-transformers/all-MiniLM-L6-v2 MODELS/minilm-led --to led
+    cd training/benchmarks
+    python reader_comparison.py tune --train TRAIN --models MODELS --out runs/readers
+    python reader_comparison.py run --train TRAIN --eval DEV --models MODELS --out runs/readers
+    python reader_comparison.py report --out runs/readers
+
+HotpotQA with all ten passages of a question. `tune` chooses each reader's learning rate on rows held out of TRAIN,
+with one grid for all; `run` trains readers x seeds, two single-threaded processes side by side, and skips what is
+finished, and scores the untrained encoder by cosine; `report` writes the table, with paired bootstrap intervals over
+questions. Abstention is measured on lists of eight, in which other passages of the question stand in for the evidence:
+a shorter list would be told apart by its length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import comparison_runs as runs
+
+RECIPE = Path(__file__).parents[1] / "recipes" / "hotpotqa_fid.yaml"
+# Reader -> what differs from the recipe, which is that of FiD.
+READERS = {
+    "encoder": {"base_model": "sentence-transformers/all-MiniLM-L6-v2"},
+    "fid": {"base_model": "minilm-fid"},
+    "led": {
+        "base_model": "minilm-led",
+        "encoder": {"attention_dropout": 0.0},
+        "data.max_length": 4096,
+    },
+    "cross_encoder": {"base_model": "sentence-transformers/all-MiniLM-L6-v2"},
+}
+GRID = (1.5e-4, 4e-4)
+TUNING_ROWS, HELD_OUT = 100, 60
+TRAINING_ROWS, DEV_ROWS, ABSTENTION_ROWS = 320, 200, 100
+# One pass with three of six encoder layers frozen: twelve runs fit into about two hours of two cores.
+BUDGET = {"data.draws": 1, "model.frozen_layers": 3, "training.save_strategy": "no", "training.disable_tqdm": True}
+SHORT = 8
+EVAL_SEED = "eval"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("tune", "run", "report", "one"))
+    parser.add_argument("--train", type=Path)
+    parser.add_argument("--eval", type=Path)
+    parser.add_argument("--models", type=Path, help="folder with minilm-fid and minilm-led")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--variants", nargs="+", choices=READERS, default=tuple(READERS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rate", type=float)
+    parser.add_argument("--tuning", action="store_true", help="train without the held-out rows and score those")
+    arguments = parser.parse_args()
+    {"tune": tune, "run": run, "report": report, "one": one}[arguments.step](arguments)
+
+
+def tune(arguments):
+    files = {"train": arguments.train, "models": arguments.models}
+    runs.tune(__file__, arguments, arguments.variants, GRID, files)
+
+
+def run(arguments):
+    files = {name: getattr(arguments, name) for name in ("train", "eval", "models")}
+    runs.run(__file__, arguments, arguments.variants, files)
+    cosine(arguments)
+
+
+def one(arguments):
+    """One training run and its predictions."""
+    import torch
+
+    from warrant_hf.data.readers import read_rows
+    from warrant_hf.recipes import Recipe
+
+    torch.set_num_threads(1)
+    (reader,), (seed,) = arguments.variants, arguments.seeds
+    folder = runs.folder_of(arguments.out, reader, seed, arguments.rate)
+    changes = BUDGET | READERS[reader] | {"seed": seed, "training.learning_rate": arguments.rate}
+    if (arguments.models / changes["base_model"]).is_dir():
+        changes["base_model"] = str(arguments.models / changes["base_model"])
+    recipe = Recipe.from_yaml(RECIPE, changes)
+    if reader != "fid":
+        recipe.model.pop("answer_weight")
+    rows = read_rows(arguments.train, level="passage")
+    if arguments.tuning:
+        rows, dev, abstention = rows[:TUNING_ROWS], rows[-HELD_OUT:], []
+    else:
+        dev = read_rows(arguments.eval, level="passage")[:DEV_ROWS]
+        rows, abstention = rows[:TRAINING_ROWS], dev[:ABSTENTION_ROWS]
+    started = time.perf_counter()
+    predict, parameters = _train(reader, recipe, rows, folder)
+    result = {"variant": reader, "seed": seed, "rate": arguments.rate, "parameters": parameters}
+    result |= {"train_seconds": time.perf_counter() - started, "recipe": recipe.model_dump()}
+    result |= {"machine": runs.machine(), "rows": {"train": len(rows), "dev": len(dev), "abstention": len(abstention)}}
+    started = time.perf_counter()
+    runs.write_predictions(folder / "eval.jsonl.gz", predict(dev))
+    result["eval_seconds"] = time.perf_counter() - started
+    if abstention:
+        runs.write_predictions(folder / "abstention.jsonl.gz", predict(_with_and_without(abstention)))
+    (folder / "run.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _with_and_without(rows):
+    from warrant_hf.data.candidates import build_candidates, without_evidence
+
+    full = [build_candidates(row, size=SHORT, seed=EVAL_SEED) for row in rows]
+    emptied = [without_evidence(row, listed, seed=EVAL_SEED) for row, listed in zip(rows, full)]
+    return full + [row for row in emptied if row is not None]
+
+
+def _train(reader, recipe, rows, folder):
+    if reader == "cross_encoder":
+        from cross_encoder_peer import predict_peer, train_peer
+
+        model = train_peer(recipe, rows, folder)
+        return (lambda listed: predict_peer(model, listed, batch_size=16)), _trainable(model)
+    from warrant_hf.evaluation.predict import predict
+    from warrant_hf.recipes import train_rows
+
+    model = train_rows(recipe, rows, output_dir=folder).model
+    return (lambda listed: predict(model, listed, 4)), _trainable(model)
+
+
+def _trainable(model):
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def cosine(arguments):
+    """The untrained encoder: cosine of mean-pooled states of question and passage."""
+    from sentence_transformers import SentenceTransformer
+
+    from warrant_hf.data.readers import read_rows
+    from warrant_hf.evaluation.predictions import Prediction
+    from warrant_hf.modeling.base_weights import find_backbone
+    from warrant_hf.modeling.processing_evidence import full_text
+
+    rows = read_rows(arguments.eval, level="passage")[:DEV_ROWS]
+    encoder = SentenceTransformer(find_backbone(READERS["encoder"]["base_model"]), device="cpu")
+    texts = [[row.question, *(full_text(candidate.to_dict()) for candidate in row.candidates)] for row in rows]
+    vectors = encoder.encode([text for listed in texts for text in listed], normalize_embeddings=True)
+    predictions, start = [], 0
+    for row, listed in zip(rows, texts):
+        question, passages = vectors[start], vectors[start + 1 : start + len(listed)]
+        start += len(listed)
+        scores = (passages @ question).astype(float).tolist()
+        predictions.append(Prediction(id=row.id, scores=scores, labels=row.labels, kinds=row.kinds))
+    folder = arguments.out / "cosine"
+    folder.mkdir(parents=True, exist_ok=True)
+    runs.write_predictions(folder / "eval.jsonl.gz", predictions)
+
+
+def report(arguments):
+    from reader_report import write_report
+
+    write_report(
+        runs.finished_runs(arguments.out, arguments.variants, arguments.seeds), arguments.out / "cosine", arguments.out
+    )
+
+
+if __name__ == "__main__":
+    main()
