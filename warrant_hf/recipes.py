@@ -28,6 +28,7 @@ class DataSettings(pydantic.BaseModel, extra="forbid"):
     lists_per_question: int = Field(4, ge=1)
     none_rate: float = Field(0.25, ge=0, le=1)
     one_rate: float = Field(0.25, ge=0, le=1)
+    separate_lists: bool = False
     max_length: int = Field(256, ge=8)
     max_question_tokens: int = Field(96, ge=1)
 
@@ -176,6 +177,7 @@ def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool 
         lists_per_question=data.lists_per_question,
         none_rate=data.none_rate,
         one_rate=data.one_rate,
+        separate_lists=data.separate_lists,
     )
     model, processor = build(recipe)
     try:

@@ -128,6 +128,19 @@ def test_dataset_items():
             dataset[index]
 
 
+def test_separate_lists_hold_nothing_else():
+    rows = [make_row(id=str(n)) for n in range(40)]
+    together = CandidateDataset(rows, size=8, draws=3, lists_per_question=3)
+    separate = CandidateDataset(rows, size=8, draws=3, lists_per_question=3, separate_lists=True)
+    for index in range(len(separate)):
+        whole, part = together[index], separate[index]
+        wanted = whole["lists"][index // len(rows)]
+        assert part["passages"] == [whole["passages"][at] for at in wanted]
+        assert part["labels"] == [whole["labels"][at] for at in wanted]
+        assert part["lists"] == [list(range(len(wanted)))]
+    assert any(not any(separate[index]["labels"]) for index in range(len(separate)))
+
+
 def test_dataset_without_randomness_in_lists():
     dataset = CandidateDataset([make_row()], lists_per_question=1, size=None)
     assert dataset[0]["lists"] == [list(range(14))]

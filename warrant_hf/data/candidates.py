@@ -128,6 +128,10 @@ class CandidateDataset:
     Attention sums to one over whatever list it sees; only lists of varying size and completeness make a permission
     identifiable.
 
+    With `separate_lists`, an item holds one of these lists and nothing else: the full one in draw 0, and then each in
+    turn. A reader whose candidates see each other (LED, joint packing) would otherwise have read the evidence that a
+    list lacks. Take several draws.
+
     Raises:
         DataError: if `rows` is empty or holds unlabelled candidates.
     """
@@ -144,6 +148,7 @@ class CandidateDataset:
         lists_per_question: int = 4,
         none_rate: float = 0.25,
         one_rate: float = 0.25,
+        separate_lists: bool = False,
     ):
         if not rows:
             raise DataError("the data set has no rows; give at least one.")
@@ -155,6 +160,7 @@ class CandidateDataset:
         self.rows = list(rows)
         self.size, self.hard, self.hard_pool, self.seed, self.draws = size, hard, hard_pool, seed, draws
         self.lists_per_question, self.none_rate, self.one_rate = lists_per_question, none_rate, one_rate
+        self.separate_lists = separate_lists
 
     def __len__(self) -> int:
         return len(self.rows) * self.draws
@@ -171,6 +177,9 @@ class CandidateDataset:
         lists = [list(range(len(labels)))]
         while len(lists) < self.lists_per_question:
             lists.append(_part(_incomplete(labels, self.none_rate, self.one_rate, rng), rng))
+        if self.separate_lists:
+            row = _kept(row, lists[draw % len(lists)])
+            labels, lists = row.labels, [list(range(len(row.candidates)))]
         return {
             "id": row.id,
             "question": row.question,
