@@ -232,7 +232,6 @@ def test_top_k(cli):
         (["-q", "a?"], "", "`candidates` is []"),
         (["-p", "x"], "", "add --question"),
         (["-q", "a?", "-p", "x", "--revoke", "1"], "", "--revoke 1"),
-        (["-q", "a?", "-p", "x", "--revoke", "0", "--revoke-by", "mask"], "", "leaves no candidate"),
         (["-q", "a?", "--passages", "absent.txt"], "", "absent.txt: no such file"),
         (["--jsonl", "absent.jsonl", "out.jsonl"], "", "absent.jsonl: no such file"),
         (["--jsonl", "a" * 300, "out.jsonl"], "", "cannot be used (File name too long); check the path"),

@@ -224,10 +224,11 @@ def _with_lora(model, settings: LoraSettings):
     from peft import LoraConfig, get_peft_model
     from torch import nn
 
+    head = model.backbone.get_output_embeddings()  # shares its weight with the embeddings
     targets = [
         name
         for name, module in model.backbone.named_modules(prefix="backbone")
-        if isinstance(module, nn.Linear) and module.weight.requires_grad
+        if isinstance(module, nn.Linear) and module is not head and module.weight.requires_grad
     ]
     config = LoraConfig(
         r=settings.r,

@@ -5,9 +5,12 @@ import json
 
 import pytest
 import torch
+from transformers import pipeline
+from typer.testing import CliRunner
 
 from warrant_hf import AutoModelForEvidenceSelection, EvidenceCollator, EvidenceProcessor
 from warrant_hf.diagnostics.ledger import ledger_records
+from warrant_hf_cli import app
 
 READERS = ["encoder", "fid", "led"]
 # For "led" all candidates lie in one window and see each other.
@@ -94,6 +97,30 @@ def test_one_passage_and_none(model):
     assert [len(result["evidence"]) for result in batch] == [4, 0, 4]
     with pytest.raises(ValueError, match="question 1 is ''; give a text"):
         model.rank_batch([QUESTION, ""], [PASSAGES, []])
+
+
+def test_progress(model):
+    heard = []
+    passages = [f"{text} " * 12 for text in ("jane", "emma", "austen")] * 6
+    model.rank_batch([QUESTION] * 2, [passages] * 2, batch_size=1, progress=lambda *count: heard.append(count))
+    totals = {total for _, total in heard}
+    assert len(totals) == 1 and heard[-1] == (totals.pop(),) * 2
+    assert [done for done, _ in heard] == sorted(done for done, _ in heard) and len(heard) >= 2
+
+
+def test_pipeline(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    pipe = pipeline("evidence-selection", model=str(tmp_path), device="cpu")
+    assert pipe(question=QUESTION, passages=PASSAGES) == model.rank(QUESTION, PASSAGES)
+
+
+def test_command_line(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    texts = [text for text in PASSAGES if isinstance(text, str)]
+    options = [part for text in texts for part in ("--passage", text)]
+    done = CliRunner().invoke(app, ["select", "--model", str(tmp_path), "--question", QUESTION, "--json", *options])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["evidence"] == model.rank(QUESTION, texts)["evidence"]
 
 
 def test_save_and_load(model, tmp_path):

@@ -53,7 +53,7 @@ def write_report(runs: dict[str, list[Path]], out: Path) -> None:
                 compared = compare_runs(predictions[a], predictions[b], bootstrap=2000)
                 data["sets"][name][f"{a} - {b}"] = compared
                 lines.append(
-                    f"| {a} − {b} | " + " | ".join(_difference(compared.get(metric)) for metric in METRICS) + " |"
+                    f"| {a} − {b} | " + " | ".join(difference(compared.get(metric)) for metric in METRICS) + " |"
                 )
         lines += [
             "",
@@ -70,16 +70,7 @@ def _means(predictions, settings):
     lines.append("|---" * (len(METRICS) + 5) + "|")
     for variant, runs in predictions.items():
         values = [evidence_metrics(run, bootstrap=0) for run in runs]
-        cells = []
-        for metric in METRICS:
-            found = [value[metric]["value"] for value in values if metric in value]
-            cells.append(
-                f"{np.mean(found):.4f} ± {np.std(found, ddof=1):.4f}"
-                if len(found) > 1
-                else f"{found[0]:.4f}"
-                if found
-                else "–"
-            )
+        cells = [over_seeds(values, metric) for metric in METRICS]
         facts = settings[variant]
         seconds = np.mean([fact["train_seconds"] for fact in facts])
         start = f"| {variant} | {len(runs)} | {facts[0]['rate']:g} | {facts[0]['parameters']:,} | {seconds:.0f} | "
@@ -87,5 +78,13 @@ def _means(predictions, settings):
     return lines
 
 
-def _difference(value):
+def over_seeds(values: list[dict], metric: str) -> str:
+    """Mean ± standard deviation of a metric over the runs that have it."""
+    found = [value[metric]["value"] for value in values if metric in value]
+    if not found:
+        return "–"
+    return f"{np.mean(found):.4f} ± {np.std(found, ddof=1):.4f}" if len(found) > 1 else f"{found[0]:.4f}"
+
+
+def difference(value):
     return "–" if value is None else f"{value['value']:+.4f} [{value['low']:+.4f}, {value['high']:+.4f}]"

@@ -54,17 +54,20 @@ def run(
     else:
         records = _records_of_text(sys.stdin.buffer.read())
     # All rows are checked before one is scored.
-    rows = [(record, _checked(where, record, revoke, revoke_by)) for where, record in records]
+    rows = [(record, _checked(where, record, revoke)) for where, record in records]
     if not rows:
         raise ValueError("standard input: it holds no rows; write one JSON object per line.")
     selector = load_model(model)
-    with opened(ledger) as writer:
-        for number, output in enumerate(_scored(selector, rows, revoke, options, writer)):
-            if as_json:
-                print(_json_line(output, ascii_only=not _prints_unicode()))
-            else:
-                print("\n" if number else "", end="")
-                print_evidence({"question": rows[number][1].question, **output})
+    with opened(ledger) as writer, progress() as bar:
+        task = bar.add_task("windows of text", total=None)
+        options["progress"] = lambda done, total: bar.update(task, completed=done, total=total)
+        outputs = list(_scored(selector, rows, revoke, options, writer))
+    for number, output in enumerate(outputs):
+        if as_json:
+            print(_json_line(output, ascii_only=not _prints_unicode()))
+        else:
+            print("\n" if number else "", end="")
+            print_evidence({"question": rows[number][1].question, **output})
 
 
 def _file_to_file(
@@ -77,7 +80,7 @@ def _file_to_file(
 
     def rows() -> Iterator[tuple[dict, EvidenceRow]]:
         for where, record in iter_records(source):
-            yield record, _checked(where, record, revoke, options["revoke_by"])
+            yield record, _checked(where, record, revoke)
 
     count = sum(1 for _ in rows())
     if not count:
@@ -115,14 +118,12 @@ def _scored(
             yield {**record, **{field: result[field] for field in RESULT_FIELDS}}
 
 
-def _checked(where: str, record: Any, revoke: list[int], revoke_by: str) -> EvidenceRow:
+def _checked(where: str, record: Any, revoke: list[int]) -> EvidenceRow:
     row = validate_row(record, where=where, default_id=where)
     last = len(row.candidates) - 1
     for index in revoke:
         if index > last:
             raise DataError(f"{where}: --revoke {index} names no candidate; the row has candidates 0 to {last}.")
-    if revoke_by == "mask" and len(set(revoke)) > last:
-        raise DataError(f"{where}: --revoke-by mask leaves no candidate; revoke fewer, or use --revoke-by gate.")
     return row
 
 

@@ -34,6 +34,7 @@ def progress() -> Progress:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=console,
+        transient=True,
         disable=not console.is_terminal,
     )
 

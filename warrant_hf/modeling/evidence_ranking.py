@@ -58,7 +58,9 @@ class EvidenceRankingMixin:
         if kwargs.get("is_main_process", True):
             processor.save_pretrained(save_directory)
 
-    def rank(self, question, passages, *, revoke=(), revoke_by="gate", top_k=None, return_tokens=False) -> dict:
+    def rank(
+        self, question, passages, *, revoke=(), revoke_by="gate", top_k=None, return_tokens=False, progress=None
+    ) -> dict:
         """Ranks passages by how much they support an answer to the question.
 
         Args:
@@ -70,6 +72,7 @@ class EvidenceRankingMixin:
                 the input, as if it had never been retrieved. Neither is an access control.
             top_k (`int`, *optional*): how many to return; all when not given.
             return_tokens (`bool`): add attention and permission of each token, with its characters in title or text.
+            progress (callable, *optional*): hears `(windows read, windows in all)` while a long list is read.
 
         Returns:
             `{"question", "evidence": [...], "mass", "answerability", "notes"}`. Each evidence has `index` (position
@@ -82,23 +85,33 @@ class EvidenceRankingMixin:
         Raises:
             ValueError: an empty question, a passage without text, or an argument out of range.
         """
-        return self.rank_batch(
-            [question], [passages], revoke=[revoke], revoke_by=revoke_by, top_k=top_k, return_tokens=return_tokens
-        )[0]
+        settings = {"revoke_by": revoke_by, "top_k": top_k, "return_tokens": return_tokens, "progress": progress}
+        return self.rank_batch([question], [passages], revoke=[revoke], **settings)[0]
 
     @torch.no_grad()
-    def rank_batch(
-        self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", top_k=None, return_tokens=False
-    ) -> list[dict]:
+    def rank_batch(self, questions, passages, *, batch_size=8, revoke=None, **settings) -> list[dict]:
         """[`rank`] for many questions; results in input order, whatever the batching.
 
         Args:
             questions (`list[str]`), passages (`list[list]`), revoke (`list[list[int]]`, *optional*): one per question.
             batch_size (`int`): questions encoded at a time; questions of similar length share a batch.
+            settings: `revoke_by`, `top_k`, `return_tokens` and `progress` of `rank`.
         """
-        return self._rank_batch(questions, passages, batch_size, revoke, revoke_by, top_k, return_tokens)
+        return self._rank_batch(questions, passages, batch_size, revoke, **settings)
 
-    def _rank_batch(self, questions, passages, batch_size, revoke, revoke_by, top_k, return_tokens, **reading):
+    def _rank_batch(
+        self,
+        questions,
+        passages,
+        batch_size,
+        revoke,
+        *,
+        revoke_by="gate",
+        top_k=None,
+        return_tokens=False,
+        progress=None,
+        **reading,
+    ):
         """`rank_batch`; `reading` goes to `_read`."""
         _check_choices(top_k, revoke_by, batch_size)
         if isinstance(questions, str):
@@ -137,6 +150,8 @@ class EvidenceRankingMixin:
             _result(*asked[:2], {}, asked[2], nothing, lowest, None) | {"notes": ["No passage was left to read."]}
             for asked in zip(questions, passages, revoke)
         ]
+        if progress is not None:
+            reading["advance"] = _counted(progress, sum(len(row.input_ids) for row in rows.values()))
         was_training = self.training
         self.eval()
         try:
@@ -215,6 +230,17 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
         "answerability": _sigmoid(float(scores["answerability_logits"])),
     }
     return result | ({"answer": scores["answer"]} if "answer" in scores else {})
+
+
+def _counted(progress, total):
+    done = 0
+
+    def advance(count):
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return advance
 
 
 def _tokens(encoded, scores, width):

@@ -86,7 +86,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceRankingMixin, PreTrai
         return load_backbone(source, backbone_config, cls.backbone_auto_class, **where)
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs) -> EvidenceOutput:
-        """Reads windows `[B, W, N]`; `readout` holds the keyword arguments of [`EvidenceReadout.score`]."""
+        """Reads windows `[B, W, N]`; `readout` holds the keyword arguments of [`EvidenceReadout.score`], and `advance`
+        in `kwargs` is for `_in_groups`.
+        """
         raise NotImplementedError
 
     def longest_input(self) -> int:
@@ -210,8 +212,11 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceRankingMixin, PreTrai
         output = self._evidence(input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs)
         return output if return_dict is not False else output.to_tuple()
 
-    def _in_groups(self, input_ids, segment_ids, encode):
-        """States of `[R, N]` windows by `encode`, in groups of similar length; empty windows stay zero."""
+    def _in_groups(self, input_ids, segment_ids, encode, advance=None):
+        """States of `[R, N]` windows by `encode`, in groups of similar length; empty windows stay zero.
+
+        `advance` hears after each group how many windows were read.
+        """
         lengths = (segment_ids >= 0).sum(-1)
         order = lengths.argsort(descending=True, stable=True)[: int((lengths > 0).sum())]
         groups = []
@@ -219,6 +224,8 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceRankingMixin, PreTrai
             width = int(lengths[group[0]])
             part = encode(input_ids[group, :width], segment_ids[group, :width])
             groups.append(nn.functional.pad(part, (0, 0, 0, input_ids.shape[1] - width)))
+            if advance is not None:
+                advance(len(group))
         states = torch.cat(groups)
         return states.new_zeros(*input_ids.shape, states.shape[-1]).index_copy(0, order, states)
 

@@ -107,9 +107,9 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         """
         return super().forward(*args, answer_labels=answer_labels, encoder_states=encoder_states, **kwargs)
 
-    def encode(self, input_ids, segment_ids) -> torch.Tensor:
+    def encode(self, input_ids, segment_ids, advance=None) -> torch.Tensor:
         """States `[B, W, N, D]` of windows `[B, W, N]`, `encode_batch_size` windows at a time."""
-        states = self._in_groups(input_ids.flatten(0, 1), segment_ids.flatten(0, 1), self._encode_windows)
+        states = self._in_groups(input_ids.flatten(0, 1), segment_ids.flatten(0, 1), self._encode_windows, advance)
         return states.view(*input_ids.shape, -1)
 
     def _encode_windows(self, input_ids, segment_ids):
@@ -128,15 +128,15 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             inputs["token_type_ids"] = (segment_ids > 0).long()
         return self._encoder()(**inputs).last_hidden_state
 
-    def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **answer):
-        answer_labels, encoder_states = answer.get("answer_labels"), answer.get("encoder_states")
+    def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
+        answer_labels, states = kwargs.get("answer_labels"), kwargs.get("encoder_states")
         rows, windows, tokens = input_ids.shape
         if item_candidates.shape[1] != windows:
             raise ValueError(
                 f"item_candidates {list(item_candidates.shape)} for {windows} windows: this reader takes one item per "
                 "window; make the processor with packing='single'."
             )
-        states = self.encode(input_ids, segment_ids) if encoder_states is None else encoder_states
+        states = self.encode(input_ids, segment_ids, kwargs.get("advance")) if states is None else states
         permission, lists = readout.pop("permission_override"), readout
         with torch.autocast(states.device.type, enabled=False):  # see _keep_in_fp32_modules_strict
             pooled = self._pool(states, segment_ids)
@@ -221,11 +221,11 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             gate = self.readout.permission(pooled, item_candidates, candidate_mask, permission_override)
         return self.backbone.generate(**self._fused(states, segment_ids, gate), **kwargs)
 
-    def answer(self, question, passages, *, revoke=(), revoke_by="gate", **generation) -> dict:
+    def answer(self, question, passages, *, revoke=(), revoke_by="gate", progress=None, **generation) -> dict:
         """The answer in words beside its evidence.
 
         Args:
-            question, passages, revoke, revoke_by: as in `rank`.
+            question, passages, revoke, revoke_by, progress: as in `rank`.
             generation: of `generate` in transformers; `max_new_tokens` is 32 when not given.
 
         Returns:
@@ -234,23 +234,23 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         Raises:
             ValueError: as in `rank`.
         """
-        return self.answer_batch([question], [passages], revoke=[revoke], revoke_by=revoke_by, **generation)[0]
+        settings = {"revoke": [revoke], "revoke_by": revoke_by, "progress": progress}
+        return self.answer_batch([question], [passages], **settings, **generation)[0]
 
     @torch.no_grad()
     def answer_batch(
-        self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", **generation
+        self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", progress=None, **generation
     ) -> list[dict]:
         """[`answer`] for many questions; see `rank_batch`."""
         generation = {"max_new_tokens": 32} | generation
-        results = self._rank_batch(
-            questions, passages, batch_size, revoke, revoke_by, None, False, generation=generation
-        )
+        settings = {"revoke_by": revoke_by, "progress": progress, "generation": generation}
+        results = self._rank_batch(questions, passages, batch_size, revoke, **settings)
         return [{"answer": "", **result} for result in results]
 
-    def _read(self, inputs, generation=None):
+    def _read(self, inputs, generation=None, advance=None):
         if generation is None:
-            return super()._read(inputs)
-        states = self.encode(inputs["input_ids"], inputs["segment_ids"])
+            return super()._read(inputs, advance=advance)
+        states = self.encode(inputs["input_ids"], inputs["segment_ids"], advance)
         scores = super()._read(inputs, encoder_states=states)
         tokens = self.generate(**inputs, encoder_states=states, **generation)
         texts = self.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)
