@@ -25,7 +25,7 @@ space: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow

@@ -6,6 +6,8 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes share the cores, not threads within each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import string
 

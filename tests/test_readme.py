@@ -21,12 +21,26 @@ def test_first_example_prints_what_it_says(capsys):
     assert values[0] == pytest.approx(values[1], abs=0.011)
 
 
-def test_every_python_block_runs(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory):
+    """A random model of the class of `google-t5/t5-base`."""
+    from transformers import T5ForConditionalGeneration
+
+    from tests.modeling.conftest import byte_tokenizer, seq2seq_config
+
+    folder, tokenizer = tmp_path_factory.mktemp("t5"), byte_tokenizer()
+    T5ForConditionalGeneration(seq2seq_config("t5", len(tokenizer))).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_every_python_block_runs(tmp_path, monkeypatch, t5):
     monkeypatch.chdir(tmp_path)
     names = {}
     for code in re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S):
-        # The one encoder that a machine without a network has.
+        # What a machine without a network has.
         code = code.replace("FacebookAI/roberta-base", "sentence-transformers/all-MiniLM-L6-v2")
+        code = code.replace("google-t5/t5-base", str(t5))
         exec(compile(code, "README.md", "exec"), names)
     assert names["out"].context.shape == (3, 2, 4, 16, 32)[1:]
     assert (tmp_path / "runs/roberta/selector/processor_config.json").is_file()
