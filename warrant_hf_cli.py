@@ -220,6 +220,25 @@ def evaluate(
     )
 
 
+@app.command()
+def push(
+    model: Annotated[str, typer.Argument(help="Folder of an evidence selector.")],
+    repository: Annotated[str, typer.Argument(help="Where to: NAME or ORGANISATION/NAME on the Hub.")],
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Of a new repository.")] = None,
+    code: Annotated[
+        bool, typer.Option(help="Upload the modeling code too, for those who do not have this package.")
+    ] = True,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+) -> None:
+    """Upload a selector to the Hub, with its processor and its card.
+
+    The token is that of `hf auth login` or of the environment variable HF_TOKEN.
+    """
+    from warrant_hf.commands.push import run
+
+    run(model=model, repository=repository, private=private, with_code=code, message=message)
+
+
 @app.command("precision-lab")
 def precision_lab(
     seed: Annotated[int, typer.Option(min=0, help="Seed; 203 gives the paper's tables.")] = 203,

@@ -11,6 +11,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from .evaluation.metrics import evidence_metrics
+from .modeling.checkpoint_saving import EvidenceSavingMixin, write_code
+from .modeling.hub_errors import hub_sentences
 from .modeling.processing_evidence import EvidenceProcessor, check_list
 
 #: Candidates that a shorter list of a batch lacks.
@@ -112,6 +114,9 @@ class EvidenceTrainingArguments(TrainingArguments):
 class EvidenceTrainer(Trainer):
     """A `Trainer` with its own learning rate for readout and gate, and the metrics of evidence selection.
 
+    What it pushes to the Hub (`push_to_hub=True`, or the method) has the modeling code with it, as what `push_to_hub`
+    of the model uploads. Checkpoints of a run that pushes nothing have none.
+
     Args:
         model, args ([`EvidenceTrainingArguments`]), train_dataset, eval_dataset: as in `Trainer`; data sets of rows
             `{"question", "passages", "labels"}`.
@@ -134,6 +139,32 @@ class EvidenceTrainer(Trainer):
             preprocess_logits_for_metrics=scores_only,
             **kwargs,
         )
+
+    def init_hf_repo(self, token=None, private=None):
+        """As in `Trainer`; raises an `OSError` of one sentence if the Hub refuses."""
+        with hub_sentences(self.args.hub_model_id or self.args.output_dir):
+            super().init_hf_repo(token=token, private=private)
+
+    def push_to_hub(self, *args, **kwargs):
+        """As in `Trainer`; raises an `OSError` of one sentence if the Hub refuses."""
+        with hub_sentences(self.args.hub_model_id or self.args.output_dir):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        if self.hub_model_id is not None:
+            self._add_code(output_dir or self.args.output_dir)
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        # It takes config and weights from the checkpoint and saves the processor anew.
+        if self.hub_model_id is not None and self.is_world_process_zero():
+            self._add_code(self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def _add_code(self, folder):
+        model = self.accelerator.unwrap_model(self.model)
+        if isinstance(model, EvidenceSavingMixin):  # and no adapter, which has no config.json
+            write_code(model, folder)
 
     def create_optimizer(self, model=None):
         """One group per (backbone, readout, gate) and weight decay; the optimiser is the one `args` names."""

@@ -293,7 +293,7 @@ def test_versions(records):
     for version, message in {
         "2.0": "x: `schema_version` is '2.0', and this version of warrant-hf reads 1.x; update warrant-hf",
         "0.9": "reads 1.x; write the ledger again",
-        "one": '`schema_version` is "one"; write major.minor, such as 1.0',
+        "one": '`schema_version` is "one"; write major.minor, such as 1.1',
         1.0: "`schema_version` is 1.0; write major.minor",
     }.items():
         with pytest.raises(DataError, match=message):

@@ -20,6 +20,7 @@ from warrant_hf import (
     WarrantEncoderConfig,
     WarrantEncoderForEvidenceSelection,
 )
+from warrant_hf.modeling.auto_evidence import READERS
 
 QUESTION, PASSAGES = "who wrote emma?", ["austen did.", {"title": "emma", "text": "a novel"}, "no", "word " * 30]
 LOADERS = [AutoModelForEvidenceSelection, WarrantEncoderForEvidenceSelection]
@@ -376,4 +377,5 @@ def test_open_gate_stays_frozen_under_an_adapter(selector, tmp_path):
 
 
 def test_config_class_of_the_auto_mapping():
-    assert list(AutoModelForEvidenceSelection._model_mapping.keys()) == [WarrantEncoderConfig]
+    expected = {reader.config_class for reader in READERS}
+    assert WarrantEncoderConfig in expected and set(AutoModelForEvidenceSelection._model_mapping.keys()) == expected

@@ -182,15 +182,21 @@ def test_precision_of_metadata(reader, name):
     with torch.no_grad():
         model.readout.precision.score.fill_(0.7)
     result = model.rank(QUESTION, passages)
-    assert all(-1.5 <= value <= 1.5 for value in column(result, "precision").tolist())
+    assert all(-1.5 <= value <= 1.5 for value in column(result, "log_precision").tolist())
     with torch.no_grad():
         model.readout.precision.score.zero_()
         model.readout.precision.offset.zero_()
     plain = model.rank(QUESTION, passages)
-    assert set(column(plain, "precision").tolist()) == {0.0}
+    assert set(column(plain, "log_precision").tolist()) == {0.0}
     assert not torch.allclose(column(plain, "attention"), column(result, "attention"))
     (record, *_) = ledger_records(result, passages, model)
-    assert record.log_precision == pytest.approx(by_index(result)[0]["precision"]) and record.precision_bound == 1.5
+    assert record.log_precision == pytest.approx(by_index(result)[0]["log_precision"]) and record.precision_bound == 1.5
+    assert record.precision_label == "reliability score"
+    six = [{"name": str(at), "passed": True} for at in range(6)]
+    for tests, label in ((six, "precision"), (six[:5], "reliability score"), ([*six[:5], six[0]], "reliability score")):
+        model.config.precision_contract = {"tests": tests}
+        assert model.config.precision_label == label
+    assert ledger_records(plain, passages, model)[0].precision_label == "reliability score"
     lacking = copy.deepcopy(passages)
     del lacking[2]["source"]["reliability"]
     with pytest.raises(ValueError, match=r"passages\[0\]\[2\].source.reliability is None; this selector's precision"):

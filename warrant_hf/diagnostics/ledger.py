@@ -60,6 +60,7 @@ def describe_model(model) -> dict[str, Any]:
         "warrant_hf": __version__,
         "mass_floor": MASS_FLOOR if readout.variant.path else None,
         "precision_bound": None if readout.precision is None else readout.precision_bound,
+        "precision_label": model.config.precision_label,
         **constants,
     }
 
@@ -150,10 +151,10 @@ def _decision(place, result, passages, signals, shared, revoke_by) -> list[Ledge
         lineage = {name: _as_text(passage.get(name), f"{where}: {name}") for name in LINEAGE_FIELDS}
         lineage["duplicate_cluster"] = lineage["duplicate_cluster"] or clusters[index]
         scored = {name: item[name] for name in ("attention", "permission", "effective", "score", "probability")}
-        precision, bound = item.get("precision"), shared.get("precision_bound")
-        if precision is not None:
-            clipped = bound is not None and abs(precision) >= bound
-            scored |= {"log_precision": precision, "precision_clipped": clipped}
+        bound = shared.get("precision_bound")
+        if bound is not None and item["log_precision"] is not None:  # else the key, if any, is the passage's own
+            scored["log_precision"] = item["log_precision"]
+            scored["precision_clipped"] = abs(item["log_precision"]) >= bound
         values = {
             **shared,
             **lineage,

@@ -25,7 +25,7 @@ from ..data.strict_json import JsonError, parse_json
 
 #: Major and minor version of the schema. A record of another major version is refused; a newer minor version may have
 #: fields that are unknown here, and they are kept.
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 
 # A whole number that a double holds exactly.
@@ -61,6 +61,8 @@ class LedgerRecord(BaseModel):
         log_precision_raw, log_precision, precision_bound (`float`, *optional*): `l` before and after
             `clip(l, -bound, bound)`.
         precision_clipped (`bool`, *optional*): whether the bound changed it.
+        precision_label (`"precision"` or `"reliability score"`, *optional*): what the model may call it: a precision
+            only after the six tests of the contract.
         attention, permission, effective (`float`, *optional*): see [`EvidenceOutput`].
         contribution_norm (`float`, *optional*): norm of what the candidate adds to the context. The values of
             [`EvidenceReadout`] are unit vectors, so there it is the effective mass.
@@ -109,6 +111,7 @@ class LedgerRecord(BaseModel):
     log_precision: float | None = None
     precision_bound: float | None = None
     precision_clipped: bool | None = None
+    precision_label: Literal["precision", "reliability score"] | None = None
     attention: float | None = None
     permission: float | None = None
     effective: float | None = None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jinja2
 from huggingface_hub import EvalResult, ModelCardData
+from transformers import AutoConfig
 
 from ..evaluation.report import write_text
 
@@ -70,8 +71,16 @@ def write_card(
         metrics=CARD_METRICS,
         train=train,
         versions=library_versions,
+        precision_label=_label_of(folder, recipe),
     )
     write_text(Path(folder) / "README.md", text)
+
+
+def _label_of(folder, recipe):
+    """What the checkpoint's log-precision has earned to be called."""
+    if not recipe["model"].get("precision_features"):
+        return None
+    return AutoConfig.from_pretrained(folder).precision_label
 
 
 __all__ = ["CARD_METRICS", "write_card"]

@@ -15,19 +15,32 @@ so that, as in FlashAttention, no `[Q, K]` tensor has to be kept.
 
 from __future__ import annotations
 
+import hashlib
+import sys
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import attention_blockwise, attention_cpu, attention_triton
+# Not `from . import`, which transformers does not follow when it copies the code of a checkpoint.
+from .attention_blockwise import forward as _blockwise
+from .attention_cpu import forward as _cpp
 from .attention_problem import AttentionProblem
+from .attention_triton import forward as _triton
+from .code_copy import IS_COPY
 
-FUSED_BACKENDS = {"blockwise": attention_blockwise, "cpp": attention_cpu, "triton": attention_triton}
+FUSED_BACKENDS = {
+    name: sys.modules[function.__module__]
+    for name, function in {"blockwise": _blockwise, "cpp": _cpp, "triton": _triton}.items()
+}
+
+# Under the same name, the operator of a checkpoint's code would take the place of this one.
+_NAMESPACE = "warrant_hf" + (f"_{hashlib.sha256(__name__.encode()).hexdigest()[:12]}" if IS_COPY else "")
 
 _DIFFERENTIABLE = ("query", "key", "value", "bias", "gate", "power")
 
 
-@torch.library.custom_op("warrant_hf::evidence_attention", mutates_args=())
+@torch.library.custom_op(f"{_NAMESPACE}::evidence_attention", mutates_args=())
 def _attention(
     query: Tensor,
     key: Tensor,
@@ -69,7 +82,7 @@ def _(query, key, value, keep, bias, gate, power_tensor, seed, gate_kind, leak, 
     )
 
 
-@torch.library.custom_op("warrant_hf::evidence_attention_backward", mutates_args=())
+@torch.library.custom_op(f"{_NAMESPACE}::evidence_attention_backward", mutates_args=())
 def _attention_backward(
     query: Tensor,
     key: Tensor,

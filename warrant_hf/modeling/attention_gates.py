@@ -114,5 +114,17 @@ def _squash(psi: Tensor, leak: float) -> Tensor:
 
 
 GATE_CLASSES = (ItemGate, PairwiseGate, LowRankGate)
+_BY_NAME = {gate.__name__: gate for gate in GATE_CLASSES}
 
-__all__ = ["GATE_CLASSES", "ItemGate", "LowRankGate", "PairwiseGate"]
+
+def own_gate(gate):
+    """A gate of another copy of this file as one of ours; anything else as it is.
+
+    The code of a checkpoint is such a copy, and all copies share the attention keys of transformers.
+    """
+    if gate is None or isinstance(gate, (Tensor, *GATE_CLASSES)) or type(gate).__name__ not in _BY_NAME:
+        return gate
+    return _BY_NAME[type(gate).__name__](**vars(gate))
+
+
+__all__ = ["GATE_CLASSES", "ItemGate", "LowRankGate", "PairwiseGate", "own_gate"]

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attached_permission import Permit
 from .attention_masking import with_causal
 from .attention_ops import evidence_attention
+from .code_copy import IS_COPY
 
 #: Power of the key "maa" where the config has no `maa_power` (the value chosen on all four folds in MAA, section 5).
 DEFAULT_POWER = 1.1
@@ -407,8 +409,9 @@ ATTENTION_KEYS = {
 }
 
 for _key, _function in ATTENTION_KEYS.items():
-    AttentionInterface.register(_key, _function)
-    AttentionMaskInterface.register(_key, evidence_mask)
+    if not IS_COPY or _key not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(_key, _function)
+        AttentionMaskInterface.register(_key, evidence_mask)
 
 __all__ = [
     "ARGUMENTS",

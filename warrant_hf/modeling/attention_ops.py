@@ -13,7 +13,7 @@ from torch import Tensor
 from .attention_checks import check_gate, check_inputs, check_number, check_power, to_pairs
 from .attention_dropout import dropout_rows
 from .attention_fused import FUSED_BACKENDS, fused_attention, has_tangents
-from .attention_gates import GATE_CLASSES, ItemGate, LowRankGate, PairwiseGate
+from .attention_gates import GATE_CLASSES, ItemGate, LowRankGate, PairwiseGate, own_gate
 from .attention_masking import blank_unread, rows_with_key, with_causal
 from .attention_problem import AttentionProblem
 from .attention_reference import NEAR_ONE, reference_attention
@@ -133,6 +133,7 @@ def evidence_attention(
     if isinstance(gate, Tensor) or gate is None:
         gate = to_pairs("gate", gate, query, key)
     else:
+        gate = own_gate(gate)
         check_gate(gate, query, key)
     mask = to_pairs("mask", mask, query, key)
     log_precision = to_pairs("log_precision", log_precision, query, key)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedConfig
 
 from .base_weights import find_base_weights
+from .hub_errors import hub_sentence
 
 # Arguments of `from_pretrained` that say where files come from.
 _SOURCE_ARGUMENTS = ("revision", "cache_dir", "token", "local_files_only", "subfolder", "force_download")
@@ -40,6 +41,9 @@ class EvidenceLoadingMixin:
         source = source_arguments(kwargs)
         if config is None:
             config = read_config(name, (cls.config_class,), **source)
+        is_folder, commit = Path(name).is_dir(), _commit_of_config(name, **source)
+        if commit is not None:  # weights, adapter and processor of one commit, also if the branch moves on meanwhile
+            kwargs["revision"] = source["revision"] = commit
         wants_info = kwargs.pop("output_loading_info", False)
         for unused in ("trust_remote_code", "code_revision"):  # no code of a checkpoint is ever run
             kwargs.pop(unused, None)
@@ -51,11 +55,14 @@ class EvidenceLoadingMixin:
                 kwargs["state_dict"] = cls._merged_weights(name, config, source)
             model, info = super().from_pretrained(place, *model_args, config=config, **kwargs)
         except SafetensorError as error:
-            raise OSError(f"A weight file of {name} is damaged ({error}); download or copy it again.") from None
+            again = "download or copy it again" if is_folder else "load it once with force_download=True"
+            raise OSError(f"A weight file of {name} is damaged ({error}); {again}.") from None
         except OSError as error:
             if place is None:
                 raise
-            raise OSError(f"{name} has no readable model.safetensors; copy the complete checkpoint.") from error
+            remedy = "copy the complete checkpoint" if is_folder else "load it again, or see what the repository has"
+            sentence = hub_sentence(name, error) or f"{name} has no readable model.safetensors; {remedy}."
+            raise OSError(sentence) from error
         model.config.base_model = model.config.base_sha256 = None
         model.config.name_or_path = model.name_or_path = name
         unfit = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
@@ -69,8 +76,10 @@ class EvidenceLoadingMixin:
 
     @classmethod
     def _merged_weights(cls, name, config, source):
-        # Only adapter checkpoints need PEFT.
-        from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+        try:  # only adapter checkpoints need PEFT
+            from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+        except ImportError as error:
+            raise ImportError(f"{name} is an adapter, which PEFT puts in; run: pip install peft") from error
 
         local_only = source.get("local_files_only", False)
         weights = find_base_weights(config.base_model, config.base_sha256, local_files_only=local_only)
@@ -113,8 +122,9 @@ def read_config(name, config_classes, **source):
         values, cause = {}, error
     if "model_type" not in values:
         raise OSError(
-            f"{name} is neither a folder with a readable config.json nor in the Hub cache; check the name, or load it "
-            "once with a network."
+            hub_sentence(name, cause)
+            or f"{name} is neither a folder with a readable config.json nor in the Hub cache; check the name, or load "
+            "it once with a network."
         ) from cause
     for config_class in config_classes:
         if values.get("model_type") == config_class.model_type:
@@ -127,6 +137,18 @@ def read_config(name, config_classes, **source):
         f"{name} is a {values['model_type']!r} checkpoint, not an evidence selector; to train one on it, use "
         f"AutoModelForEvidenceSelection.from_backbone({name!r})."
     )
+
+
+def _commit_of_config(name, subfolder="", **source):
+    """Commit of the config.json of a Hub id in the cache, or `None`, also for a folder."""
+    if Path(name).is_dir():
+        return None
+    place = {key: source[key] for key in ("cache_dir", "revision") if key in source}
+    found = try_to_load_from_cache(name, f"{subfolder}/config.json" if subfolder else "config.json", **place)
+    if not isinstance(found, str):
+        return None
+    parts = Path(found).parts
+    return parts[len(parts) - 1 - parts[::-1].index("snapshots") + 1]
 
 
 def source_arguments(kwargs) -> dict:
@@ -143,7 +165,8 @@ def _adapter_folder(name, subfolder="", **source):
             wanted = [f"{inside}/{file}" for file in _ADAPTER_FILES]
             root = Path(snapshot_download(name, allow_patterns=wanted, **source))
         except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-            raise OSError(f"The adapter of {name} cannot be fetched; load it once with a network.") from error
+            sentence = f"The adapter of {name} cannot be fetched; load it once with a network."
+            raise OSError(hub_sentence(name, error) or sentence) from error
     for file in _ADAPTER_FILES:
         if not (root / inside / file).is_file():  # PEFT would look for a pickle next
             raise OSError(f"{name} has no {inside}/{file}; copy the complete checkpoint.")

@@ -8,8 +8,13 @@ import math
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from .attention_interface import ATTENTION_KEYS, DEFAULT_POWER, check_power_field
+from .code_copy import IS_COPY
 from .permission import PERMISSION_VARIANTS
 
+# What a checkpoint with code says about it; see checkpoint_saving.py.
+_CODE_FIELDS = ("auto_map", "custom_pipelines")
+#: Tests of the precision contract (PFA, "six tests before the label is earned").
+CONTRACT_TESTS = 6
 # Smallest value of each numeric field.
 _LEAST_WHOLE = {
     "readout_size": 1,
@@ -54,6 +59,8 @@ class WarrantConfig(PreTrainedConfig):
             log-precision of the passage is made (PFA). It is added to the logits of the readout's attention. `None`
             (the default) for none.
         precision_bound (`float`): largest size of the log-precision.
+        precision_contract (`dict`, *optional*): `ContractReport.to_dict()` of the six tests that the log-precision was
+            put to. Only if all are in it and passed is it called a precision (`precision_label`).
         attention (`str`, defaults to `"sdpa"`): attention of the backbone, `"sdpa"`, `"warrant"`, `"maa"` or `"pfa"`;
             it is saved, while the `attn_implementation` of `from_pretrained` is not and goes before it.
         maa_power (`float` or list of one per layer): p of the attention `"maa"`.
@@ -93,6 +100,7 @@ class WarrantConfig(PreTrainedConfig):
     reading_power: float = 1.0
     precision_features: list | None = None
     precision_bound: float = 2.0
+    precision_contract: dict | None = None
     attention: str = "sdpa"
     maa_power: float | list = DEFAULT_POWER
     frozen_layers: int = 0
@@ -100,6 +108,10 @@ class WarrantConfig(PreTrainedConfig):
     base_sha256: str | None = None
 
     def __post_init__(self, **kwargs):
+        if not IS_COPY:
+            # The installed package is what runs, and what is saved from here on has no code beside it. transformers
+            # would otherwise take the pipeline from the checkpoint.
+            kwargs = {name: value for name, value in kwargs.items() if name not in _CODE_FIELDS}
         if isinstance(self.backbone_config, dict):
             settings = dict(self.backbone_config)
             if "model_type" not in settings:
@@ -148,6 +160,15 @@ class WarrantConfig(PreTrainedConfig):
         if self.readout_dropout >= 1:
             raise ValueError(f"readout_dropout is {self.readout_dropout}; it must be less than 1.")
         super().__post_init__(**kwargs)
+
+    @property
+    def precision_label(self) -> str | None:
+        """What the log-precision may be called: "precision" or "reliability score"; `None` where there is none."""
+        if self.precision_features is None:
+            return None
+        tests = (self.precision_contract or {}).get("tests", ())
+        has_passed = len({test["name"] for test in tests if test["passed"]}) == CONTRACT_TESTS
+        return "precision" if has_passed and len(tests) == CONTRACT_TESTS else "reliability score"
 
     @classmethod
     def own_fields(cls) -> list[str]:

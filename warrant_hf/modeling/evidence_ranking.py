@@ -39,7 +39,8 @@ class EvidenceRankingMixin:
 
     def _read_processor(self, name):
         if self._encoder_name is None:
-            return EvidenceProcessor.from_pretrained(name, trust_remote_code=False, **self._source)
+            # The config, because the loader of the tokenizer may not know its kind, and would read it once more.
+            return EvidenceProcessor.from_pretrained(name, config=self.config, trust_remote_code=False, **self._source)
         tokenizer = AutoTokenizer.from_pretrained(find_backbone(name), trust_remote_code=False, **self._source)
         tokenizer.model_max_length = self.longest_input()
         return EvidenceProcessor(tokenizer, **self.processor_settings())
@@ -47,16 +48,6 @@ class EvidenceRankingMixin:
     @processor.setter
     def processor(self, value: EvidenceProcessor):
         self._processor = value
-
-    def save_pretrained(self, save_directory, **kwargs):
-        """As in `PreTrainedModel`, with the processor, without which a checkpoint cannot read text."""
-        super().save_pretrained(save_directory, **kwargs)
-        try:
-            processor = self.processor
-        except (OSError, ValueError):  # a model that was built in code and never given one
-            return
-        if kwargs.get("is_main_process", True):
-            processor.save_pretrained(save_directory)
 
     def rank(
         self, question, passages, *, revoke=(), revoke_by="gate", top_k=None, return_tokens=False, progress=None
@@ -77,7 +68,7 @@ class EvidenceRankingMixin:
         Returns:
             `{"question", "evidence": [...], "mass", "answerability", "notes"}`. Each evidence has `index` (position
             in the input), `rank` (from 1), `id`, `title`, `text`, `score` (logit), `probability`, `attention`,
-            `permission`, `effective`, `revoked`, and `precision` (bounded log-precision) where the selector has
+            `permission`, `effective`, `revoked`, and `log_precision` (bounded) where the selector has
             `precision_features`; a key of the passage with one of these names is kept as `input_score` and so on.
             Equal scores rank in input order. The numbers are Python floats. Without any passage to read there is no
             evidence: the mass is 0, and scores and answerability are the lowest that the model gives.
@@ -213,7 +204,7 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
             read = float(scores[name][position]) if has_path and position is not None else 0.0
             item[name] = read if has_path else None
         if "precision" in scores:
-            item["precision"] = None if position is None else float(scores["precision"][position])
+            item["log_precision"] = None if position is None else float(scores["precision"][position])
         item["revoked"] = index in revoked
         taken = item.keys() - {"id", "title", "text"}
         item |= {f"input_{key}" if key in taken else key: value for key, value in known.items()}

@@ -11,13 +11,14 @@ from transformers import initialization as init
 from .attention_interface import ATTENTION_KEYS, DEFAULT_POWER, check_interface
 from .base_weights import find_backbone, load_backbone
 from .checkpoint_loading import EvidenceLoadingMixin
+from .checkpoint_saving import EvidenceSavingMixin
 from .configuration_evidence import WarrantConfig
 from .evidence_ranking import EvidenceRankingMixin
 from .evidence_readout import EvidenceReadout
 from .outputs import EvidenceOutput
 
 
-class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceRankingMixin, PreTrainedModel):
+class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, EvidenceRankingMixin, PreTrainedModel):
     """Base class of the evidence selectors.
 
     A reader is a subclass that says which backbones it reads (`reads`), makes one (`_make_backbone`), and turns a

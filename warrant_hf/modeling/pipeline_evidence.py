@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from transformers import Pipeline
 
-from .evidence_ranking import EvidenceRankingMixin
-
 
 class EvidenceSelectionPipeline(Pipeline):
     """Ranks passages by how much they support an answer to a question.
@@ -25,8 +23,9 @@ class EvidenceSelectionPipeline(Pipeline):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        if not isinstance(self.model, EvidenceRankingMixin):
-            # transformers falls back to the class that the checkpoint names.
+        # By the method and not the class: a model that was loaded by its checkpoint's code has classes of its own. And
+        # transformers falls back to the class that a checkpoint names, whatever it is.
+        if not hasattr(self.model, "rank_batch"):
             raise ValueError(
                 f"{self.model.name_or_path} is a {self.model.config.model_type!r} checkpoint, not an evidence "
                 "selector; give the pipeline a selector, or none for the default."
@@ -36,9 +35,15 @@ class EvidenceSelectionPipeline(Pipeline):
         self.processor = self.model.processor
 
     def save_pretrained(self, save_directory, **kwargs):
-        """Saves model and processor; `pipeline("evidence-selection", model=save_directory)` loads them again."""
+        """Saves model and processor; `pipeline("evidence-selection", model=save_directory)` loads them again.
+
+        The arguments are those of `save_pretrained` of the model.
+        """
         self.model.save_pretrained(save_directory, **kwargs)
-        self.processor.save_pretrained(save_directory, **kwargs)
+
+    def push_to_hub(self, repo_id, **kwargs):
+        """`push_to_hub` of the model."""
+        return self.model.push_to_hub(repo_id, **kwargs)
 
     def _sanitize_parameters(self, **kwargs):
         allowed = ("revoke", "revoke_by", "top_k", "return_tokens", "batch_size")

@@ -1,0 +1,31 @@
+"""`warrant-hf push`: a selector in a folder goes to the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from .loading import load_model
+
+
+def run(*, model, repository, private, with_code, message) -> None:
+    from huggingface_hub import RepoUrl, upload_file
+
+    from ..modeling.hub_errors import hub_sentences
+
+    if not Path(model).is_dir():
+        raise ValueError(f"{model} is no folder; give that of a trained selector.")
+    selector = load_model(model)
+    commit = selector.push_to_hub(repository, private=private, with_code=with_code, commit_message=message)
+    repository = RepoUrl(commit.repo_url).repo_id  # with the namespace
+    card = Path(model) / "README.md"
+    if card.is_file():
+        with hub_sentences(repository):
+            commit = upload_file(
+                path_or_fileobj=card, path_in_repo=card.name, repo_id=repository, commit_message="Upload card"
+            )
+    typer.echo(f"{commit.repo_url} at {commit.oid}")
+
+
+__all__ = ["run"]
