@@ -190,12 +190,15 @@ def test_precision_of_metadata(reader, name):
     assert set(column(plain, "log_precision").tolist()) == {0.0}
     assert not torch.allclose(column(plain, "attention"), column(result, "attention"))
     (record, *_) = ledger_records(result, passages, model)
-    assert record.log_precision == pytest.approx(by_index(result)[0]["log_precision"]) and record.precision_bound == 1.5
+    assert (
+        record.log_precision == pytest.approx(by_index(result)[0]["log_precision"]) and record.precision_bound == 1.5
+    )
     assert record.precision_label == "reliability score"
     six = [{"name": str(at), "passed": True} for at in range(6)]
-    for tests, label in ((six, "precision"), (six[:5], "reliability score"), ([*six[:5], six[0]], "reliability score")):
+    short = [six[:5], [*six[:5], six[0]], [*six[:5], {"name": "5", "passed": False}]]
+    for tests in (six, *short):
         model.config.precision_contract = {"tests": tests}
-        assert model.config.precision_label == label
+        assert model.config.precision_label == ("precision" if tests is six else "reliability score")
     assert ledger_records(plain, passages, model)[0].precision_label == "reliability score"
     lacking = copy.deepcopy(passages)
     del lacking[2]["source"]["reliability"]
