@@ -27,9 +27,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -100,8 +102,8 @@ def convert(source, out, to, *, max_positions=None, attention_window=256, decode
     tokenizer.model_max_length = max_positions or bert.config.max_position_embeddings
 
     # Written beside `out` and moved, so that `out` never holds half a checkpoint.
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.absolute().name}.", dir=out.absolute().parent))
     try:
         model.eval().save_pretrained(partial)
         tokenizer.save_pretrained(partial)
@@ -166,6 +168,11 @@ def _load(place, source):
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     tokenizer.backend_tokenizer.no_truncation()  # sentence-transformers saves its own, which is shorter than the model
     tokenizer.backend_tokenizer.no_padding()
+    if len(tokenizer) < config.vocab_size // 2:  # made up, because its files are missing
+        raise ValueError(
+            f"SOURCE is {source}, whose tokenizer has {len(tokenizer)} tokens for a vocabulary of "
+            f"{config.vocab_size}; add its tokenizer.json or vocab.txt."
+        )
     # Without the name of a class that transformers would take for the tokenizer of the new model type.
     special = {name: getattr(tokenizer, f"{name}_token") for name in ("unk", "cls", "sep", "pad", "mask")}
     tokenizer = PreTrainedTokenizerFast(
@@ -359,7 +366,7 @@ def main():
     logging.disable_progress_bar()
     try:
         difference = convert(**vars(arguments))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         sys.exit(str(error))
     print(
         f"{arguments.out}: {arguments.to} of {arguments.source}; hidden states differ from BERT's by at most "

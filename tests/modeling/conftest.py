@@ -159,19 +159,23 @@ IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 
 
 def seq2seq_config(kind, vocabulary):
-    """An encoder-decoder of two layers each, 32 wide: `t5`, `bart`, or an `encoder-decoder` of two RoBERTas."""
+    """An encoder-decoder of two layers each, 32 wide: of the T5 or BART family, or of two encoders (`a to b`)."""
     from transformers import AutoConfig, EncoderDecoderConfig
 
-    if kind == "t5":
+    if kind in ("t5", "mt5", "umt5"):
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
-        return AutoConfig.for_model("t5", vocab_size=vocabulary, **(sizes | IDS))
-    if kind == "bart":
+        return AutoConfig.for_model(kind, vocab_size=vocabulary, **(sizes | IDS))
+    if kind != "encoder-decoder" and " to " not in kind:
         sizes = {"d_model": 32, "max_position_embeddings": 512, "decoder_start_token_id": 2}
         for half in ("encoder", "decoder"):
             sizes |= {f"{half}_layers": 2, f"{half}_attention_heads": 4, f"{half}_ffn_dim": 48}
-        return AutoConfig.for_model("bart", vocab_size=vocabulary, **(sizes | IDS))
-    halves = [tiny_encoder_config("roberta", vocabulary) for _ in range(2)]
-    config = EncoderDecoderConfig.from_encoder_decoder_configs(*halves)
+        return AutoConfig.for_model(kind, vocab_size=vocabulary, **(sizes | IDS))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"max_position_embeddings": 514, "vocab_size": vocabulary}
+    names = kind.split(" to ") if " to " in kind else ("roberta", "roberta")
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(
+        *(AutoConfig.for_model(name, **(sizes | IDS)) for name in names)
+    )
     for name, value in (IDS | {"decoder_start_token_id": 0}).items():
         setattr(config, name, value)
     return config

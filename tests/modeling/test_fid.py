@@ -16,6 +16,7 @@ from warrant_hf import (
     WarrantFiDConfig,
     WarrantFiDForEvidenceSelection,
 )
+from warrant_hf.modeling import modeling_fid
 
 KINDS = ["t5", "bart", "encoder-decoder"]
 QUESTION = "who wrote emma?"
@@ -30,7 +31,8 @@ def plain_generate(model, batch, **settings):
     stock.load_state_dict(model.backbone.state_dict())
     ids, segments = batch["input_ids"][0], batch["segment_ids"][0]
     mask = (segments >= 0).long()
-    extra = {"token_type_ids": (segments > 0).long()} if model.config.backbone_config.model_type == "bert" else {}
+    encoder = getattr(model.config.backbone_config, "encoder", None)
+    extra = {"token_type_ids": (segments > 0).long()} if getattr(encoder, "type_vocab_size", 0) > 1 else {}
     with torch.no_grad():
         states = stock.get_encoder()(input_ids=ids, attention_mask=mask, **extra).last_hidden_state
         return stock.generate(
@@ -84,6 +86,26 @@ def test_closed_passage_is_out_of_the_decoder(fid_selector, kind):
         hook.remove()
     for first, second in zip(seen[:2], seen[2:]):
         torch.testing.assert_close(first, second)
+
+
+FAMILIES = [*modeling_fid.KINDS, *(f"bert to {kind}" for kind in modeling_fid.DECODERS)]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_closed_gates_reach_the_decoder_of_every_family(fid_selector, kind):
+    """With every gate closed the decoder says the same whatever the passages hold; with open gates it does not."""
+    model = fid_selector(kind)
+    start = torch.tensor([[model.config.backbone_config.decoder_start_token_id, 7, 8]])
+    logits = {}
+    for texts in (PASSAGES, [text if isinstance(text, str) else text["text"] for text in PASSAGES[::-1]]):
+        batch = model.processor(QUESTION, texts)
+        with torch.no_grad():
+            states = model.encode(batch["input_ids"], batch["segment_ids"])
+            for value in (0.0, 1.0):
+                fused = model._fused(states, batch["segment_ids"], torch.full((1, 3), value))
+                logits.setdefault(value, []).append(model.backbone(decoder_input_ids=start, **fused).logits)
+    torch.testing.assert_close(*logits[0.0])
+    assert not torch.allclose(*logits[1.0], atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,15 +184,57 @@ def test_answers_in_a_batch(fid_selector):
 def test_errors(fid_selector, selector):
     model = fid_selector("t5")
     packed = selector("roberta").processor(QUESTION, PASSAGES)
-    with pytest.raises(ValueError, match="takes one item per window; make the processor with packing='single'"):
+    with pytest.raises(ValueError, match="takes one item per window, in order; make the processor"):
         model(**packed)
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="under which no permission acts; call model.set_attn_implementation"):
         model.rank(QUESTION, PASSAGES)
     with pytest.raises(ValueError, match="'bert', which WarrantFiDForEvidenceSelection does not read"):
         WarrantFiDForEvidenceSelection(WarrantFiDConfig(backbone_config={"model_type": "bert"}))
+    for unread in ({"model_type": "longt5"}, {"model_type": "prophetnet"}):  # the gate would not reach their decoder
+        with pytest.raises(ValueError, match="which WarrantFiDForEvidenceSelection does not read"):
+            WarrantFiDForEvidenceSelection(WarrantFiDConfig(backbone_config=unread))
+    shared = EvidenceProcessor(model.processor.tokenizer, 128, 30)
+    model.set_attn_implementation("warrant")
+    with pytest.raises(ValueError, match="takes one item per window, in order"):
+        model(**shared([QUESTION, QUESTION], [["a b", "c d"], ["x" * 90, "y" * 90]]))
     with pytest.raises(ValueError, match="no decoder_start_token_id; set the token"):
         WarrantFiDForEvidenceSelection(WarrantFiDConfig(backbone_config=T5Config(decoder_start_token_id=None)))
+
+
+def test_settings_of_generation_travel(fid_selector, tmp_path, tokenizers):
+    plain = AutoModelForSeq2SeqLM.from_config(deepcopy(fid_selector("bart").config.backbone_config))
+    plain.generation_config.num_beams, plain.generation_config.no_repeat_ngram_size = 3, 2
+    plain.save_pretrained(tmp_path / "base")
+    tokenizers["byte"]().save_pretrained(tmp_path / "base")
+    model = AutoModelForEvidenceSelection.from_backbone(str(tmp_path / "base"))
+    model.save_pretrained(tmp_path / "selector")
+    loaded = AutoModelForEvidenceSelection.from_pretrained(tmp_path / "selector")
+    for one in (model, loaded):
+        settings = one.backbone.generation_config
+        assert (settings.num_beams, settings.no_repeat_ngram_size) == (3, 2)
+    assert not model.training
+
+
+def test_one_answer_to_a_question(fid_selector):
+    model = fid_selector("bart")
+    for name, value in (("num_return_sequences", 2), ("return_dict_in_generate", True)):
+        with pytest.raises(ValueError, match=f"{name} is {value}, but there is one answer to a question"):
+            model.answer(QUESTION, PASSAGES, **{name: value})
+    assert len(model.answer(QUESTION, PASSAGES, max_length=4)["answer"]) <= 4
+    with pytest.raises(ValueError, match="max_new_tokens is 700, but the decoder has 512 positions; lower it"):
+        model.answer(QUESTION, PASSAGES, max_new_tokens=700)
+    model = fid_selector("bart", answer_weight=1.0)
+    row = {"question": QUESTION, "passages": PASSAGES, "labels": [1, 0, 0], "answer": "x" * 600}
+    with pytest.raises(ValueError, match="An answer has 601 tokens, but the decoder has 512 positions"):
+        model(**EvidenceCollator(model.processor)([row]))
+
+
+def test_layers_are_never_dropped_from_the_reading(fid_selector):
+    config = fid_selector("bart").config.backbone_config
+    config.decoder_layerdrop = 0.9
+    model = WarrantFiDForEvidenceSelection(WarrantFiDConfig(backbone_config=config)).train()
+    assert model.backbone.get_decoder().layerdrop == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

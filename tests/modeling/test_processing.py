@@ -211,7 +211,6 @@ def test_encoding_from_threads(tokenizers):
         (None, ["a"], "question 0 is None; give a text"),
         (["a"], ["a"], "question 0 is \\['a'\\]; give a text"),
         ("q\ud800", ["a"], "question 0 has half a surrogate pair at character 1"),
-        ("q", [], "passages\\[0\\] is empty; give at least one"),
         ("q", "text", "passages\\[0\\] is a str; give a list"),
         ("q", {"text": "a"}, "passages\\[0\\] is a dict; give a list"),
         ("q", {"a", "b"}, "passages\\[0\\] is a set; give a list"),
@@ -233,6 +232,12 @@ def test_bad_input(tiny_model, question, passages, message):
             call([question], [passages])
     with pytest.raises(ValueError, match=message):
         tiny_model.rank(question, passages)
+
+
+def test_nothing_to_pack(tiny_model):
+    """`rank` has a result for it, see test_readers.py; there are no tensors of it."""
+    with pytest.raises(ValueError, match=r"passages\[0\] is empty; give at least one"):
+        tiny_model.processor.encode(["q"], [[]])
 
 
 def test_bad_settings(tokenizers):

@@ -8,8 +8,14 @@ import torch
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from warrant_hf import AutoModelForEvidenceSelection, EvidenceCollator, EvidenceProcessor
-from warrant_hf.diagnostics.ledger import ledger_records
+from warrant_hf import (
+    AutoModelForEvidenceSelection,
+    EvidenceCollator,
+    EvidenceProcessor,
+    EvidenceTrainer,
+    EvidenceTrainingArguments,
+)
+from warrant_hf.diagnostics import ledger_records, replay
 from warrant_hf_cli import app
 
 READERS = ["encoder", "fid", "led"]
@@ -68,6 +74,45 @@ def test_override_moves_the_score(model):
     torch.testing.assert_close(halved.permission, learned.permission / 2, rtol=1e-4, atol=1e-6)
     moved = learned.logits + model.readout.beta.detach() * torch.tensor(0.5).log()
     torch.testing.assert_close(halved.logits, moved, rtol=1e-4, atol=1e-4)
+
+
+def test_override_outside_its_range(model):
+    batch = model.processor(QUESTION, PASSAGES)
+    with pytest.raises(ValueError, match="permission_override has 2; give 0 to 1, or NaN"):
+        model(**batch, permission_override=torch.tensor([[2.0, 0.5, 0.5, float("nan")]]))
+
+
+def test_accumulated_steps_give_the_gradient_of_one(reader, model, tmp_path):
+    """The Trainer divides by the number of accumulated batches only for models that do not do so themselves."""
+    row = {"question": QUESTION, "passages": PASSAGES, "labels": [1, 0, 0, 0]}
+    norms = []
+    for size, steps in ((4, 1), (1, 4)):
+        copied = copy.deepcopy(model)
+        for module in copied.modules():
+            for name in ("p", "dropout", "dropout_rate", "attention_dropout", "activation_dropout"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, 0.0)
+        arguments = EvidenceTrainingArguments(
+            str(tmp_path / str(size)),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            logging_steps=1,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        trainer = EvidenceTrainer(copied, arguments, train_dataset=[row] * 4, processing_class=model.processor)
+        trainer.train()
+        norms.append((trainer.state.log_history[0]["grad_norm"], trainer.state.log_history[0]["loss"]))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+
+
+def test_notes_name_the_position_in_the_input(model):
+    long = "x " * (model.processor.max_length + 50)
+    (note,) = model.rank(QUESTION, ["short", long], revoke=[0], revoke_by="mask")["notes"]
+    assert note.startswith("Passage 1 has")
 
 
 def test_a_row_does_not_depend_on_its_batch(model):
@@ -171,6 +216,8 @@ def test_reading_power(reader, name):
         total = column(powered.rank(QUESTION, alike), "attention").sum().item()
         assert total == pytest.approx(4 ** (1 - 1 / 1.5), rel=1e-4)
 
+    assert replay(ledger_records(powered.rank(QUESTION, PASSAGES), PASSAGES, powered)).differences == []
+
 
 @pytest.mark.parametrize("name", READERS)
 def test_precision_of_metadata(reader, name):
@@ -200,6 +247,23 @@ def test_precision_of_metadata(reader, name):
         model.config.precision_contract = {"tests": tests}
         assert model.config.precision_label == ("precision" if tests is six else "reliability score")
     assert ledger_records(plain, passages, model)[0].precision_label == "reliability score"
+    assert replay(ledger_records(result, passages, model)).differences == []
+    twins = [passages[0] | {"age": age} for age in (0.0, 3.0)]
+    first, second = by_index(model.rank(QUESTION, twins))
+    back = by_index(model.rank(QUESTION, twins[::-1]))
+    if name != "led":
+        assert first["score"] == pytest.approx(back[1]["score"], abs=1e-5)
+    with torch.no_grad():
+        model.readout.precision.score.fill_(0.7)
+    first, second = by_index(model.rank(QUESTION, twins))
+    assert first["log_precision"] != second["log_precision"]
+    gone = model.rank(QUESTION, passages, revoke=range(4), revoke_by="mask")
+    assert column(gone, "score").tolist() == pytest.approx([model.readout.lowest_logit()] * 4)
+    records = ledger_records(gone, passages, model, revoke_by="mask")
+    assert all(record.log_precision is None for record in records) and replay(records).differences == []
+    for value in (1e39, 10**400, True):
+        with pytest.raises(ValueError, match=r"passages\[0\]\[1\].age is .*a finite number there, of a size"):
+            model.rank(QUESTION, [passages[0], passages[1] | {"age": value}], revoke=[0], revoke_by="mask")
     lacking = copy.deepcopy(passages)
     del lacking[2]["source"]["reliability"]
     with pytest.raises(ValueError, match=r"passages\[0\]\[2\].source.reliability is None; this selector's precision"):

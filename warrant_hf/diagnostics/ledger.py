@@ -60,6 +60,7 @@ def describe_model(model) -> dict[str, Any]:
         "warrant_hf": __version__,
         "mass_floor": MASS_FLOOR if readout.variant.path else None,
         "precision_bound": None if readout.precision is None else readout.precision_bound,
+        "reading_power": readout.reading_power if readout.variant.path else None,
         "precision_label": model.config.precision_label,
         **constants,
     }

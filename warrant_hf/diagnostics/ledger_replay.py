@@ -2,9 +2,9 @@
 
 Within a record: effective = attention * permission, and the contribution's norm; the logit from the effective mass and
 the recorded constants, `beta log(max(C m, mass_floor)) + bias`; the probability from the logit; the selection from its
-rule; the clipped log precision from the raw one. Over a decision whose records are all there: attention sums to one,
-effective masses to `mass`, and ranks follow from the scores, equal ones in input order. The answerability follows from
-`mass`.
+rule; the clipped log precision from the raw one. Over a decision whose records are all there: attention sums to one
+(at `reading_power` 1), effective masses to `mass`, and ranks follow from the scores, equal ones in input order. The
+answerability follows from `mass`.
 
 A replay finds a number that was changed, not a forgery that is consistent in itself. Whether the model really gives
 these numbers is another question, which [`rescore`] asks the model.
@@ -24,7 +24,7 @@ from .ledger_schema import DECISION_FIELDS, LedgerRecord
 _NUMBERS = (
     "index attention permission effective contribution_norm score probability rank revoked selected mass "
     "answerability record_count candidate_count threshold top_k beta bias mass_floor mass_scale mass_bias "
-    "log_precision_raw log_precision precision_bound precision_clipped"
+    "log_precision_raw log_precision precision_bound precision_clipped reading_power"
 ).split()
 #: The readout computes in float32; a ledger holds its numbers in full.
 TOLERANCE = 1e-5
@@ -173,9 +173,12 @@ class _Columns:
         slack = np.maximum(np.where(coarse, _COARSE_SUM_TOLERANCE, _SUM_TOLERANCE), tolerance)
         # A sum with a null in it is NaN, and nothing follows from it.
         read, mass = np.bincount(self.group, self.attention), np.bincount(self.group, self.effective)
+        power = self.reading_power[first]
+        # What the weights of another power sum to depends on logits that no record holds.
+        whole_share = np.where(np.isnan(power) | (power == 1), np.minimum(self.candidate_count[first], 1.0), read)
         recorded = self.mass[first]
         for name, here, again, near in (
-            ("sum of attention", read, np.ones_like(read), slack),
+            ("sum of attention", read, whole_share, slack),
             ("mass", recorded, mass, slack * (np.abs(mass) + 1e-6)),
         ):
             for at in np.flatnonzero(whole & ((np.abs(here - again) > near) | (np.isnan(here) & ~np.isnan(mass)))):

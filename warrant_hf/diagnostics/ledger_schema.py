@@ -78,6 +78,7 @@ class LedgerRecord(BaseModel):
         mass (`float`, *optional*): sum of `effective` over the decision.
         answerability (`float`): probability that some candidate supports an answer.
         notes (`list[str]`): what was split or shortened.
+        reading_power (`float`, *optional*): p of the reading attention; at 1, attention sums to one.
         beta, bias, mass_floor (`float`, *optional*): `logit_c = beta log(max(C m_c, mass_floor)) + bias`.
         mass_scale, mass_bias (`float`, *optional*): the same of `answerability`, from `mass`.
         authorises (`False`): nothing.
@@ -130,6 +131,7 @@ class LedgerRecord(BaseModel):
     mass: float | None = None
     answerability: float
     notes: list[str] = []
+    reading_power: float | None = None
     beta: float | None = None
     bias: float | None = None
     mass_floor: float | None = None
@@ -156,6 +158,7 @@ DECISION_FIELDS = (
     "candidate_count",
     "mass",
     "answerability",
+    "reading_power",
     "beta",
     "bias",
     "mass_floor",

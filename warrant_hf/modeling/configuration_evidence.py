@@ -134,8 +134,9 @@ class WarrantConfig(PreTrainedConfig):
         if not 0 < self.precision_bound < math.inf:
             raise ValueError(f"precision_bound is {self.precision_bound!r}; it must be a number above 0.")
         names = self.precision_features
+        is_list = isinstance(names, list | tuple)
         if names is not None and (
-            not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names)
+            not is_list or not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names)
         ):
             raise ValueError(f"precision_features is {names!r}; give names, each once, or leave it out.")
         if {"label", "kind"} & set(names or ()):

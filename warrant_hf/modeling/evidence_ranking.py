@@ -132,11 +132,13 @@ class EvidenceRankingMixin:
                 full_text(passage, f"passages[{row}][{at}]")  # also where it is masked
         read = [row for row, keep in enumerate(kept) if keep]
         given = [questions[row] for row in read], [[passages[row][at] for at in kept[row]] for row in read]
-        rows = dict(zip(read, self.processor.encode(*given))) if read else {}
+        places = [(row, kept[row]) for row in read]
+        rows = dict(zip(read, self.processor.encode(*given, places=places))) if read else {}
         order = sorted(rows, key=lambda row: rows[row].input_ids.size)
         lowest = self.readout.lowest_logit()
         nothing = {"answerability_logits": self.readout.lowest_answerability_logit()}
         nothing |= {"mass": 0.0, "permission": ()} if self.readout.variant.path else {}
+        nothing |= {"precision": ()} if self.readout.precision is not None else {}
         results = [
             _result(*asked[:2], {}, asked[2], nothing, lowest, None) | {"notes": ["No passage was left to read."]}
             for asked in zip(questions, passages, revoke)
@@ -155,7 +157,7 @@ class EvidenceRankingMixin:
                     tokens = _tokens(rows[row], scores, width) if return_tokens else None
                     places = {index: place for place, index in enumerate(kept[row])}
                     if self.config.packing == "isolated":
-                        places = _shared_by_twins(places, passages[row], revoke[row])
+                        places = _shared_by_twins(places, passages[row], revoke[row], rows[row].features)
                     result = _result(questions[row], passages[row], places, revoke[row], scores, lowest, tokens)
                     result["evidence"] = result["evidence"][:top_k]
                     results[row] = result | {"notes": rows[row].notes}
@@ -184,10 +186,13 @@ class EvidenceRankingMixin:
         return {name: value.float().cpu() for name, value in output.items() if value is not None}
 
 
-def _shared_by_twins(places, passages, revoked):
+def _shared_by_twins(places, passages, revoked, features):
     """Points equal passages at one place: their states are equal up to rounding, and rounding must not rank them."""
     first = {}
-    keys = {index: (full_text(passages[index]), index in revoked) for index in places}
+    keys = {
+        index: (full_text(passages[index]), index in revoked, () if features is None else tuple(features[place]))
+        for index, place in places.items()
+    }
     return {index: first.setdefault(keys[index], place) for index, place in places.items()}
 
 

@@ -102,6 +102,10 @@ class EvidenceReadout(nn.Module):
         gate = self.gate(pooled.query, pooled.key)
         if permission_override is None:
             return gate
+        outside = (permission_override < 0) | (permission_override > 1)  # NaN is neither
+        if outside.any():
+            value = permission_override[outside][0].item()
+            raise ValueError(f"permission_override has {value:g}; give 0 to 1, or NaN for the learned permission.")
         member = _members(item_candidates, candidate_mask)
         override = torch.einsum("bsc,bc->bs", member, permission_override.nan_to_num(0.0).to(gate.dtype))
         replaced = torch.einsum("bsc,bc->bs", member, (~permission_override.isnan()).to(gate.dtype)) > 0
@@ -159,7 +163,7 @@ class EvidenceReadout(nn.Module):
             attention, effective = attention.squeeze(1), effective.squeeze(1)
             fields |= {
                 "attention": attention,
-                "permission": (effective / attention.clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1),
+                "permission": _ratio(effective, attention, gate, member),
                 "effective": effective,
                 "mass": effective.sum(-1),
             }
@@ -314,6 +318,13 @@ class _Reader:
         total = effective.sum(-1).clamp(min=MASS_FLOOR).log()
         item_attention = None if read.weights is None else read.weights.mean(1)
         return logits, readout.mass_scale * total + readout.mass_bias, (attention, effective, item_attention)
+
+
+def _ratio(effective, attention, gate, member):
+    """Permission of each candidate; the mean over its items where nothing of it was read, up to underflow."""
+    mean = torch.einsum("bs,bsc->bc", gate, member) / member.sum(1).clamp(min=1)
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.where(attention > tiny, effective / attention.clamp(min=tiny), mean).clamp(max=1)
 
 
 def _members(item_candidates, candidate_mask):

@@ -29,6 +29,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    # The loss is a mean over questions. From `**kwargs` of `forward` the Trainer would conclude that the model divides
+    # by the number of items of all accumulated batches, and not divide by the number of batches itself.
+    accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_attention_backend = True
     # Masses span decades, and bfloat16 has three digits.
@@ -138,11 +141,14 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         change_config(backbone_config, encoder or {})
         cls._fill_in(config, backbone_config)
         model = cls(kind(backbone_config=backbone_config, **config))
+        backbone_config = model.config.backbone_config  # a reader may have made it its own
         loaded = cls._load_backbone(name_or_path, backbone_config, **source)
         model.backbone.load_state_dict(loaded.state_dict())
+        if loaded.can_generate():
+            model.backbone.generation_config = loaded.generation_config
         backbone_config._name_or_path = str(given)  # and not the place of a packaged copy on this machine
         model._encoder_name, model._source = str(given), {k: v for k, v in source.items() if v}
-        return model
+        return model.eval()  # as from `from_pretrained`
 
     @classmethod
     def _fill_in(cls, config, backbone_config):

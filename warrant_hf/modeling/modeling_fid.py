@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from .attached_attention import attach_from_config, find_places, mark_arguments
@@ -23,6 +24,14 @@ from .outputs import EvidenceOutput
 # trained on this many.
 _RELATIVE_LENGTH = 512
 _TINY = 1e-30
+#: Kinds whose cross-attention a permission reaches, as a test shows for each. Others drop the argument on the way
+#: (LongT5), or have no cross-attention of transformers' interface.
+KINDS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "m2m_100", "marian", "mbart",
+    "mt5", "pegasus", "pegasus_x", "plbart", "t5", "umt5",
+)  # fmt: skip
+#: Decoders of an `EncoderDecoderModel` of which the same holds.
+DECODERS = ("bert", "bert-generation", "camembert", "electra", "roberta", "xlm-roberta")
 
 
 class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
@@ -47,23 +56,19 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             # "warrant" is transformers' "sdpa" wherever no permission is given.
             config._attn_implementation = config.attention if config.attention in ATTENTION_KEYS else "warrant"
         super().__init__(config)
-        if config.backbone_config.decoder_start_token_id is None:
+        decoder = getattr(self.backbone, "get_decoder", lambda: None)()
+        if hasattr(decoder, "layerdrop"):
+            decoder.layerdrop = 0.0  # its last layer reads
+        if getattr(config.backbone_config, "decoder_start_token_id", None) is None:
             raise ValueError("backbone_config has no decoder_start_token_id; set the token the decoder starts with.")
-        cross = find_places(self.backbone, "cross")
-        if not cross:
-            raise ValueError(
-                f"{config.backbone_config.model_type!r} has no cross-attention that a permission can reach; take an "
-                "encoder-decoder such as T5 or BART."
-            )
         mark_arguments(self.backbone, {"key_permission"})
-        for module in cross:
+        for module in find_places(self.backbone, "cross"):
             module._takes_key_permission = True
 
     @classmethod
     def reads(cls, backbone_config) -> bool:
-        if not backbone_config.is_encoder_decoder or backbone_config.model_type == "led":
-            return False
-        return type(backbone_config) in AutoModelForSeq2SeqLM._model_mapping
+        decoder = getattr(backbone_config, "decoder", None)
+        return backbone_config.model_type in KINDS and (decoder is None or decoder.model_type in DECODERS)
 
     def _make_backbone(self, config):
         kind = _permitted(backbone_class(config.backbone_config, AutoModelForSeq2SeqLM))
@@ -131,10 +136,11 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
         answer_labels, states = kwargs.get("answer_labels"), kwargs.get("encoder_states")
         rows, windows, tokens = input_ids.shape
-        if item_candidates.shape[1] != windows:
+        own = torch.arange(1, windows + 1, device=segment_ids.device)[:, None]
+        if item_candidates.shape[1] != windows or ((segment_ids > 0) & (segment_ids != own)).any():
             raise ValueError(
                 f"item_candidates {list(item_candidates.shape)} for {windows} windows: this reader takes one item per "
-                "window; make the processor with packing='single'."
+                "window, in order; make the processor with packing='single'."
             )
         states = self.encode(input_ids, segment_ids, kwargs.get("advance")) if states is None else states
         permission, lists = readout.pop("permission_override"), readout
@@ -180,6 +186,12 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         return weights.unflatten(-1, states.shape[1:3]).sum(-1).clamp(min=_TINY).log()
 
     def _answer_loss(self, states, segment_ids, gate, labels):
+        limit = self._longest_answer()
+        if labels.shape[1] > limit:
+            raise ValueError(
+                f"An answer has {labels.shape[1]} tokens, but the decoder has {limit} positions; shorten the answer "
+                "or leave it out."
+            )
         decoded = self.backbone(
             decoder_input_ids=self.backbone.prepare_decoder_input_ids_from_labels(labels=labels),
             use_cache=False,
@@ -187,6 +199,12 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         )
         logits, known = decoded.logits.flatten(0, 1).float(), (labels != -100).sum().clamp(min=1)
         return F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum") / known
+
+    def _longest_answer(self):
+        """Tokens that the positions of the decoder reach; no limit where they are relative."""
+        config = self.backbone.config.get_text_config(decoder=True)
+        table = getattr(config, "max_position_embeddings", None)
+        return math.inf if table is None else table - (config.pad_token_id + 1 if _counts_from_padding(config) else 0)
 
     def _fused(self, states, segment_ids, gate=None):
         """What the decoder reads: all windows, one after the other, each token with the permission of its window."""
@@ -204,6 +222,24 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             fused["key_permission"] = gate.unsqueeze(-1).expand(segment_ids.shape).flatten(1)
         return fused
 
+    def save_pretrained(self, save_directory, **kwargs):
+        """As for the other readers, with the settings of `generate`."""
+        super().save_pretrained(save_directory, **kwargs)
+        if kwargs.get("is_main_process", True):
+            self.backbone.generation_config.save_pretrained(save_directory)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """As for the other readers, with the settings of `generate` where the checkpoint has them."""
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        try:
+            found = GenerationConfig.from_pretrained(pretrained_model_name_or_path, **model._source)
+        except OSError:
+            return loaded
+        model.backbone.generation_config = found
+        return loaded
+
     @torch.no_grad()
     def generate(self, input_ids, segment_ids, item_candidates, candidate_mask, permission_override=None, **kwargs):
         """Token ids `[B, A]` of answers, by `generate` of the backbone.
@@ -213,6 +249,11 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             kwargs: of `generate` in transformers (`max_new_tokens`, `num_beams`, `do_sample`, ...), and
                 `encoder_states` as in `forward`.
         """
+        if kwargs.get("max_new_tokens", 0) >= self._longest_answer():
+            raise ValueError(
+                f"max_new_tokens is {kwargs['max_new_tokens']}, but the decoder has {self._longest_answer()} "
+                "positions; lower it."
+            )
         states = kwargs.pop("encoder_states", None)
         kwargs.pop("candidate_features", None)  # of the evidence only
         states = self.encode(input_ids, segment_ids) if states is None else states
@@ -226,7 +267,7 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
 
         Args:
             question, passages, revoke, revoke_by, progress: as in `rank`.
-            generation: of `generate` in transformers; `max_new_tokens` is 32 when not given.
+            generation: of `generate` in transformers; without any limit, `max_new_tokens` is 32.
 
         Returns:
             The dict of `rank`, with `answer`: a text, empty where there was nothing to read.
@@ -242,7 +283,13 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", progress=None, **generation
     ) -> list[dict]:
         """[`answer`] for many questions; see `rank_batch`."""
-        generation = {"max_new_tokens": 32} | generation
+        for name in ("num_return_sequences", "return_dict_in_generate"):
+            if int(generation.get(name) or 0) > (name == "num_return_sequences"):
+                raise ValueError(
+                    f"{name} is {generation[name]!r}, but there is one answer to a question; use generate()."
+                )
+        if not {"max_new_tokens", "max_length", "generation_config"} & set(generation):
+            generation["max_new_tokens"] = 32
         settings = {"revoke_by": revoke_by, "progress": progress, "generation": generation}
         results = self._rank_batch(questions, passages, batch_size, revoke, **settings)
         return [{"answer": "", **result} for result in results]
@@ -289,6 +336,11 @@ def _permitted(base: type[nn.Module]) -> type[nn.Module]:
     forward.__signature__ = signature.replace(parameters=[*named, extra, rest])
     kind.forward = forward
     return kind
+
+
+def _counts_from_padding(config):
+    # RoBERTa and its kin keep the rows up to the one of padding.
+    return config.model_type in ("roberta", "xlm-roberta", "camembert")
 
 
 def _encoder_config(config):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import nn
 from transformers import AutoModel
@@ -40,7 +42,14 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
         return backbone_config.model_type in ("led", "longformer")
 
     def _make_backbone(self, config):
-        backbone = config.backbone_config
+        windows = config.backbone_config.attention_window
+        windows = [windows] if isinstance(windows, int) else windows
+        if any(window % 2 or max(windows) % window for window in windows):
+            raise ValueError(
+                f"backbone_config: attention_window is {windows}; windows must be even, and each divide the largest."
+            )
+        # Not the caller's, because it is changed below.
+        backbone = config.backbone_config = deepcopy(config.backbone_config)
         if backbone.model_type == "longformer":
             if config.reading == "decoder":
                 raise ValueError("reading is 'decoder', but a Longformer has none; use reading='question' or an LED.")

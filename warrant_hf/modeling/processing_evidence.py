@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ QUESTION, PADDING = 0, -1
 PACKINGS = ("shared", "single")
 # Two tokens around the question, and an item of at least one token with its separator beside half a window of it.
 _SMALLEST_WINDOW = 8
+_LARGEST = float(np.finfo(np.float32).max)
 # Half of a surrogate pair: JSON can spell it, no tokenizer takes it.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -117,23 +117,28 @@ class EvidenceProcessor(ProcessorMixin):
             questions, passages = [questions], [passages]
         return self.pad(self.encode(questions, passages), **kwargs)
 
-    def encode(self, questions, passages) -> list[EncodedEvidence]:
-        """Tokenizes and packs without padding rows against each other; see `__call__`."""
+    def encode(self, questions, passages, places=None) -> list[EncodedEvidence]:
+        """Tokenizes and packs without padding rows against each other; see `__call__`.
+
+        `places` (`list` of `(row, positions)`, *optional*) says where questions and passages stood in a longer input;
+        notes and errors name these.
+        """
         check_list(questions, "questions", "questions")
         check_list(passages, "passages", "lists of passages")
         if len(questions) != len(passages):
             raise ValueError(f"questions: {len(questions)} for {len(passages)} passage lists; give one list each.")
-        for row, question in enumerate(questions):
+        check_lists(passages)
+        if places is None:
+            places = [(row, range(len(listed))) for row, listed in enumerate(passages)]
+        texts = []
+        for (row, positions), question, listed in zip(places, questions, passages):
             check_question(question, row)
-        texts = [
-            [full_text(passage, f"passages[{row}][{at}]") for at, passage in enumerate(listed)]
-            for row, listed in enumerate(check_lists(passages))
-        ]
+            texts.append([full_text(passage, f"passages[{row}][{at}]") for at, passage in zip(positions, listed)])
         flat = self._tokenize(list(questions) + [text for listed in texts for text in listed])
         rows, start = [], len(questions)
         for row, listed in enumerate(texts):
-            rows.append(self._pack(flat[row], flat[start : start + len(listed)]))
-            rows[-1].features = self._numbers(passages[row], row)
+            rows.append(self._pack(flat[row], flat[start : start + len(listed)], places[row][1]))
+            rows[-1].features = self._numbers(passages[row], *places[row])
             start += len(listed)
         return rows
 
@@ -177,7 +182,7 @@ class EvidenceProcessor(ProcessorMixin):
     def _end(self):
         return self.tokenizer.sep_token_id if self.tokenizer.sep_token_id is not None else self.tokenizer.eos_token_id
 
-    def _numbers(self, passages, row):
+    def _numbers(self, passages, row, positions):
         if self.features is None:
             return None
         numbers = np.zeros((len(passages), len(self.features)), dtype=np.float32)
@@ -187,10 +192,10 @@ class EvidenceProcessor(ProcessorMixin):
                 for key in name.split("."):
                     value = value.get(key) if isinstance(value, dict) else None
                 is_number = isinstance(value, Real) and not isinstance(value, bool)
-                if not is_number or not math.isfinite(value):
+                if not is_number or not abs(value) <= _LARGEST:
                     raise ValueError(
-                        f"passages[{row}][{at}].{name} is {_short(value)}; this selector's precision needs a finite "
-                        "number there."
+                        f"passages[{row}][{positions[at]}].{name} is {_short(value)}; this selector's precision needs "
+                        "a finite number there, of a size that float32 holds."
                     )
                 numbers[at, column] = value
         return numbers
@@ -221,7 +226,7 @@ class EvidenceProcessor(ProcessorMixin):
             )
         return np.where(spelled, unknown, ids) if spelled.any() else ids
 
-    def _pack(self, question, candidates) -> EncodedEvidence:
+    def _pack(self, question, candidates, positions) -> EncodedEvidence:
         limit = min(self.max_length, self.tokenizer.model_max_length)  # a tokenizer without a limit reports 1e30
         if limit < _SMALLEST_WINDOW:
             raise ValueError(f"tokenizer.model_max_length is {limit}; it must be at least {_SMALLEST_WINDOW}.")
@@ -239,7 +244,7 @@ class EvidenceProcessor(ProcessorMixin):
         for at, (ids, offsets) in enumerate(candidates):
             parts = max(1, -(-len(ids) // (room - 1)))
             if parts > 1:
-                notes.append(f"Passage {at} has {len(ids)} tokens; it was read in {parts} parts.")
+                notes.append(f"Passage {positions[at]} has {len(ids)} tokens; it was read in {parts} parts.")
             for ids_part, offsets_part in zip(np.array_split(ids, parts), np.array_split(offsets, parts)):
                 pieces.append((np.append(ids_part, end), np.vstack([offsets_part, [[0, 0]]])))
                 owners.append(at)
