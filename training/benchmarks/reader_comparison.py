@@ -78,12 +78,14 @@ def main():
 
 def bases(arguments):
     """The encoder of the shipped selector, and the same weights as the other readers' kinds of model."""
+    from transformers import AutoTokenizer
+
     from warrant_hf import load_default
+    from warrant_hf.modeling.base_weights import find_backbone
 
     encoder = arguments.models / "encoder"
-    model = load_default()
-    model.backbone.save_pretrained(encoder)
-    model.processor.tokenizer.save_pretrained(encoder)
+    load_default().backbone.save_pretrained(encoder)
+    AutoTokenizer.from_pretrained(find_backbone(COSINE_MODEL)).save_pretrained(encoder)
     for reader, kind in (("fid", "encoder-decoder"), ("led", "led")):
         command = [sys.executable, str(CONVERTER), str(encoder), str(arguments.models / reader), "--to", kind]
         subprocess.run(command, check=True)

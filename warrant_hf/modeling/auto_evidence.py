@@ -46,8 +46,9 @@ class AutoModelForEvidenceSelection(_BaseAutoModelClass):
     def from_backbone(cls, name_or_path, *, revision=None, local_files_only=False, encoder=None, **config):
         """A selector on a pretrained model with a fresh readout, of the class that reads this kind of model.
 
-        Encoders (RoBERTa, BERT, ...) are read by [`WarrantEncoderForEvidenceSelection`]. The arguments are those of
-        its `from_backbone`.
+        Encoders (RoBERTa, BERT, ...) are read by [`WarrantEncoderForEvidenceSelection`], LED and Longformer by
+        [`WarrantLEDForEvidenceSelection`], encoder-decoders (T5, BART, ...) by
+        [`WarrantFiDForEvidenceSelection`]. The arguments are those of their `from_backbone`.
 
         Raises:
             OSError: the backbone is not on this machine and cannot be fetched, or has no safetensors file.
@@ -60,7 +61,7 @@ class AutoModelForEvidenceSelection(_BaseAutoModelClass):
                 return reader.from_backbone(name_or_path, encoder=encoder, **source, **config)
         raise ValueError(
             f"{name_or_path} is a {backbone.model_type!r} model, and no evidence selector reads such; take an encoder "
-            "like 'roberta' or 'bert'."
+            "like 'roberta' or 'bert', an encoder-decoder like 't5' or 'bart', or a 'led'."
         )
 
 
