@@ -43,7 +43,7 @@ READERS = {
     "cross_encoder": {"base_model": "encoder"},
 }
 COSINE_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-GRID = (5e-5, 2e-4)
+GRID = (2e-5, 5e-5, 2e-4)
 TUNING_ROWS, HELD_OUT = 300, 100
 TRAINING_ROWS, DEV_ROWS, ABSTENTION_ROWS = 1000, 200, 100
 # One pass over lists of five passages with three of six encoder layers frozen: tuning and twelve runs fit into about
