@@ -5,8 +5,8 @@
     python training/benchmarks/reader_costs.py --models MODELS --out training/benchmarks/results/reader_costs
 
 One question with 5 to 200 passages of 120 tokens (common words; what they say does not matter to the cost), and
-for the long-input reader up to its 16k tokens. Each case runs in a process of its own, so that its peak of resident
-memory is its own; the readers take turns in each round, and the median over rounds is reported.
+for the long-input reader up to its 16k tokens. Each case runs in a process of its own (a fork, on Linux), so that its
+peak of resident memory is its own; the readers take turns in each round, and the median over rounds is reported.
 """
 
 from __future__ import annotations
@@ -15,10 +15,15 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+
+import torch
+from comparison_runs import machine
+
+from warrant_hf import AutoModelForEvidenceSelection
 
 READERS = {"encoder": "sentence-transformers/all-MiniLM-L6-v2", "fid": "minilm-fid", "led": "minilm-led"}
 PASSAGES = (5, 10, 20, 50, 100, 200)
@@ -34,25 +39,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--passages", type=int, nargs="+", default=PASSAGES)
-    parser.add_argument("--one", choices=READERS, help="measure one case and print it as JSON")
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(_measure(arguments)))
-    else:
-        _all(arguments)
+    _all(parser.parse_args())
 
 
-def _measure(arguments):
-    import torch
-
-    from warrant_hf import AutoModelForEvidenceSelection
-
+def _measure(arguments, reader, count):
     torch.set_num_threads(arguments.threads)
-    name = READERS[arguments.one]
+    name = READERS[reader]
     folder = arguments.models / name
     model = AutoModelForEvidenceSelection.from_backbone(str(folder) if folder.is_dir() else name).eval()
     question = "Which of these people was in the school of that country?"
-    (count,) = arguments.passages
     text = [" ".join(WORDS[(at + word) % len(WORDS)] for word in range(TOKENS - 1)) for at in range(count)]
     model.rank(question, text[:2])  # what is set up once
     before = _peak()
@@ -62,7 +57,7 @@ def _measure(arguments):
     encoded = model.processor.encode([question], [text])[0]
     assert len(result["evidence"]) == count
     return {
-        "reader": arguments.one,
+        "reader": reader,
         "passages": count,
         "windows": len(encoded.input_ids),
         "tokens": int((encoded.segment_ids >= 0).sum()),
@@ -77,21 +72,17 @@ def _peak():
 
 
 def _all(arguments):
-    from comparison_runs import machine
-
     cases, longest = {}, (LONGEST - 64) // TOKENS
     jobs = [(reader, count) for count in arguments.passages for reader in READERS]
     if tuple(arguments.passages) == PASSAGES:
         jobs.append(("led", longest))
     for turn in range(arguments.rounds):
         for reader, count in jobs:
-            command = [sys.executable, __file__, "--models", str(arguments.models), "--one", reader]
-            command += ["--passages", str(count), "--threads", str(arguments.threads)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{reader} with {count} passages failed: {done.stderr[-2000:]}")
-            cases.setdefault((reader, count), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
-            print(f"round {turn + 1}: {cases[reader, count][-1]}", flush=True)
+            # This process never computes, so that the threads of a fork start fresh.
+            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+                case = pool.submit(_measure, arguments, reader, count).result()
+            cases.setdefault((reader, count), []).append(case)
+            print(f"round {turn + 1}: {case}", flush=True)
     rows = []
     for listed in cases.values():
         seconds = sorted(case["seconds"] for case in listed)
