@@ -257,6 +257,10 @@ def test_backbone_config_as_dict():
         ({"answerability_weight": -1.0}, "answerability_weight is -1.0; it must be a number of 0 or more"),
         ({"permission_supervision": -1.0}, "permission_supervision is -1.0"),
         ({"frozen_layers": -1}, "frozen_layers is -1"),
+        ({"precision_features": ["age", "age"]}, "precision_features is .*; give names, each once"),
+        ({"precision_features": ["label"]}, "precision_features names 'label' or 'kind', which hold the answer"),
+        ({"precision_bound": 0}, "precision_bound is 0"),
+        ({"reading_power": 0}, "reading_power is 0"),
     ],
 )
 def test_bad_config(settings, message):

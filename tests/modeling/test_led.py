@@ -7,7 +7,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSeq2SeqLM,
 from transformers.models.led.modeling_led import LEDEncoder
 
 from tests.modeling.conftest import long_backbone_config, randomize
-from warrant_hf import AutoModelForEvidenceSelection, WarrantLEDForEvidenceSelection
+from warrant_hf import AutoModelForEvidenceSelection, WarrantLEDConfig, WarrantLEDForEvidenceSelection
 from warrant_hf.modeling.attention_windowed import _Windowed
 from warrant_hf.modeling.modeling_led import global_tokens
 
@@ -389,3 +389,18 @@ def test_a_selector_without_decoder_cannot_be_read_by_one(long_selector, tmp_pat
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ValueError, match="has no decoder layers, as in a selector made with reading='question'"):
         AutoModelForEvidenceSelection.from_pretrained(tmp_path)
+
+
+def test_windows_that_do_not_fit_each_other(long_selector):
+    for windows in ([12, 8], [7, 14]):
+        with pytest.raises(
+            ValueError, match="attention_window is .*; windows must be even, and each divide the largest"
+        ):
+            long_selector("led", backbone={"attention_window": windows})
+
+
+def test_the_callers_config_stays_as_it_is(long_selector):
+    config = long_selector("led", reading="decoder").config.backbone_config
+    kept = config.decoder_layers
+    WarrantLEDForEvidenceSelection(WarrantLEDConfig(backbone_config=config))
+    assert kept and config.decoder_layers == kept

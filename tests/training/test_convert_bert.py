@@ -206,3 +206,15 @@ def test_command_line(script, source, tmp_path, monkeypatch, capsys):
     assert "roberta of" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="not an empty folder"):
         script.main()
+
+
+def test_source_without_a_tokenizer(script, tmp_path):
+    """transformers makes one of special tokens alone, to which every text is unknown."""
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99
+    )
+    BertModel(config).save_pretrained(tmp_path / "bare")
+    (tmp_path / "out.partial").mkdir()  # somebody's folder
+    with pytest.raises((ValueError, OSError), match="tokenizer"):
+        script.convert(tmp_path / "bare", tmp_path / "out", "roberta")
+    assert {path.name for path in tmp_path.iterdir()} == {"bare", "out.partial"}
