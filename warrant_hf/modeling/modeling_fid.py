@@ -20,8 +20,7 @@ from .evidence_readout import PooledEvidence
 from .modeling_evidence import WarrantPreTrainedModel
 from .outputs import EvidenceOutput
 
-# Where a model says how many positions its encoder has; models with relative positions have no limit, and T5 was
-# trained on this many.
+# Relative positions have no limit; T5 was trained on inputs of this length.
 _RELATIVE_LENGTH = 512
 _TINY = 1e-30
 #: Kinds whose cross-attention a permission reaches, as a test shows for each. Others drop the argument on the way
