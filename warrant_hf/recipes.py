@@ -48,8 +48,8 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         base_model: encoder on the Hub or in a folder, for a selector with a fresh readout.
         start_from: instead of `base_model`, a selector to go on from: a folder, a Hub id, or "default" for the shipped
             one. Its settings, processor included, are kept, so `model` and `encoder` must be empty.
-        model: fields of the selector's config (`WarrantEncoderConfig`, `WarrantFiDConfig` or `WarrantLEDConfig`, by the
-            kind of `base_model`).
+        model: fields of the selector's config (`WarrantEncoderConfig`, `WarrantFiDConfig` or `WarrantLEDConfig`, by
+            the kind of `base_model`).
         encoder: fields of the encoder's own config to change, such as its dropout.
         lora: LoRA settings, or null to train the encoder itself.
         data: see `DataSettings`.
