@@ -368,7 +368,7 @@ def test_frozen_layers(long_selector, kind, reading):
         ({"kind": "longformer", "reading": "decoder"}, "reading is 'decoder', but a Longformer has none; use"),
         (
             {"reading": "decoder", "variant": "base"},
-            "variant 'base' scores candidates without reading .*; use reading=",
+            "variant is 'base'; choose one of 'open', 'pair'",
         ),
         ({"reading": "decoder", "backbone": {"decoder_layers": 0}}, "has no decoder layers.*; start from an LED with"),
         ({"reading": "mean"}, "reading is 'mean'; choose one of 'question', 'decoder'"),

@@ -36,8 +36,9 @@ class WarrantConfig(PreTrainedConfig):
         backbone_config (`PreTrainedConfig` or `dict`): configuration of the pretrained model that reads the text; a
             `dict` needs the key `model_type`.
         variant (`str`, defaults to `"pair"`): which permission stands on the evidence path, a key of
-            `PERMISSION_VARIANTS`: `"base"` (content head, no path), `"open"` (path, gate = 1), `"pair"` (the papers'
-            Full: one gate per question and item).
+            `PERMISSION_VARIANTS`: `"pair"` (the papers' Full: one gate per question and item), or one of its controls,
+            such as `"base"` (content head, no path) and `"open"` (path, gate = 1). A reader that cannot be controlled
+            in some way refuses that variant.
         packing (`str`): `"isolated"` lets a candidate see the question and itself only, so that its state does not
             depend on the other candidates or on the window it lies in; `"joint"` lets all tokens of a window see each
             other. A reader that knows one of them only takes no other.
@@ -73,6 +74,8 @@ class WarrantConfig(PreTrainedConfig):
     sub_configs = {"backbone_config": AutoConfig}
     #: Packings that the reader knows.
     packings = ("isolated", "joint")
+    #: Variants that make a difference in the reader.
+    variants = tuple(PERMISSION_VARIANTS)
     # The Trainer keeps logits and permissions, `[rows, candidates]`, and nothing that grows with the text.
     keys_to_ignore_at_inference = [
         "attention",
@@ -124,7 +127,7 @@ class WarrantConfig(PreTrainedConfig):
             self.backbone_config = AutoConfig.for_model(**settings)
         elif not isinstance(self.backbone_config, PreTrainedConfig | None):
             raise ValueError(f"backbone_config is {self.backbone_config!r}; give the config of a pretrained model.")
-        _choice("variant", self.variant, PERMISSION_VARIANTS)
+        _choice("variant", self.variant, self.variants)
         _choice("packing", self.packing, self.packings)
         _choice("evidence_loss", self.evidence_loss, ("bce", "listwise"))
         _choice("attention", self.attention, ("sdpa", *ATTENTION_KEYS))
@@ -139,6 +142,10 @@ class WarrantConfig(PreTrainedConfig):
             not is_list or not names or len(set(names)) < len(names) or not all(isinstance(n, str) for n in names)
         ):
             raise ValueError(f"precision_features is {names!r}; give names, each once, or leave it out.")
+        if names is not None and PERMISSION_VARIANTS[self.variant].acts == "tokens":
+            raise ValueError(
+                f"precision_features is given, but variant {self.variant!r} has no place for a precision."
+            )
         if {"label", "kind"} & set(names or ()):
             raise ValueError("precision_features names 'label' or 'kind', which hold the answer; remove it.")
         for name, least in (_LEAST_WHOLE | _LEAST).items():
@@ -198,6 +205,8 @@ class WarrantFiDConfig(WarrantConfig):
 
     model_type = "warrant_fid"
     packings = ("isolated",)
+    # The decoder reads tokens by its own attention, on whose terms alone a permission acts there.
+    variants = tuple(name for name, variant in PERMISSION_VARIANTS.items() if variant.acts == "terms")
 
     answer_weight: float = 0.0
 
@@ -213,12 +222,15 @@ class WarrantLEDConfig(WarrantConfig):
 
     model_type = "warrant_led"
     packings = ("joint",)
+    variants = tuple(name for name, variant in PERMISSION_VARIANTS.items() if variant.acts != "tokens")
 
     packing: str = "joint"
     reading: str = "question"
 
     def __post_init__(self, **kwargs):
         _choice("reading", self.reading, ("question", "decoder"))
+        if self.reading == "decoder":
+            _choice("variant", self.variant, [name for name in WarrantFiDConfig.variants if name != "base"])
         super().__post_init__(**kwargs)
 
 

@@ -124,7 +124,8 @@ class EvidenceRankingMixin:
             kept = [[at for at in keep if at not in closed] for keep, closed in zip(kept, revoke)]
         elif any(revoke) and not self.readout.variant.path:
             raise ValueError(
-                f"revoke_by 'gate' needs a permission, and variant {self.config.variant!r} has none; use 'mask'."
+                f"revoke_by 'gate' needs a permission on the evidence path, and variant {self.config.variant!r} has "
+                "none; use 'mask'."
             )
         for row, (question, listed) in enumerate(zip(questions, passages)):
             check_question(question, row)

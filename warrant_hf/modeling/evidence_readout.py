@@ -53,7 +53,8 @@ class EvidenceReadout(nn.Module):
     With `reading_power` p, alpha is the weight of MAA (equation 3), which does not sum to one; with
     `precision_features`, a bounded log-precision of the candidate is added to q . k (PFA).
 
-    Variant `base` has the same parameters and no path: `logit_c = beta LSE_{j in c}(q . k_j + psi(q, k_j)) + b`.
+    Variant `base` has the same parameters and no path: `logit_c = beta LSE_{j in c}(q . k_j + psi(q, k_j)) + b`. The
+    other controls are those of `PERMISSION_VARIANTS`.
 
     Args:
         config: any config with the fields of [`WarrantConfig`].
@@ -72,12 +73,11 @@ class EvidenceReadout(nn.Module):
         self.pool_key = nn.Linear(hidden_size, size // self.heads, bias=False)
         self.query = nn.Linear(2 * hidden_size, size)
         self.key = nn.Linear(2 * hidden_size, size)
-        # The content head needs psi to move, so only the variants whose gate is fixed at 1 on the path leave it idle.
         self.gate = PermissionGate(
             size, size, config.gate_size, form=self.variant.gate, leak=config.gate_leak, init=config.gate_init
         )
-        if self.variant.path and self.variant.gate == "one":
-            self.gate.requires_grad_(False)
+        if self.variant.path and self.variant.acts != "logits":  # base and the adapter use psi without a gate
+            self.gate.freeze_unused()
         self.reading_power, self.precision_bound = config.reading_power, config.precision_bound
         names = config.precision_features
         self.precision = None if names is None else PrecisionHead(len(names), bound=config.precision_bound)
@@ -99,17 +99,13 @@ class EvidenceReadout(nn.Module):
 
     def permission(self, pooled, item_candidates, candidate_mask, permission_override=None):
         """Permission of each item, `[B, S]`; the arguments are those of `score`."""
-        gate = self.gate(pooled.query, pooled.key)
-        if permission_override is None:
-            return gate
-        outside = (permission_override < 0) | (permission_override > 1)  # NaN is neither
-        if outside.any():
-            value = permission_override[outside][0].item()
-            raise ValueError(f"permission_override has {value:g}; give 0 to 1, or NaN for the learned permission.")
-        member = _members(item_candidates, candidate_mask)
-        override = torch.einsum("bsc,bc->bs", member, permission_override.nan_to_num(0.0).to(gate.dtype))
-        replaced = torch.einsum("bsc,bc->bs", member, (~permission_override.isnan()).to(gate.dtype)) > 0
-        return torch.where(replaced, override, gate)
+        key = pooled.key
+        if self.gate.form == "shuffled":
+            count = (item_candidates >= 0).sum(1, keepdim=True).clamp(min=1)
+            before = (torch.arange(key.shape[1], device=key.device) - 1) % count
+            key = key.gather(1, before.unsqueeze(-1).expand_as(key))
+        gate = self.gate(pooled.query, key)
+        return replaced_permission(gate, permission_override, members(item_candidates, candidate_mask))
 
     def score(
         self,
@@ -145,12 +141,12 @@ class EvidenceReadout(nn.Module):
         Raises:
             ValueError: `candidate_features` is missing, or given to a readout without precision.
         """
-        member = _members(item_candidates, candidate_mask)
+        member = members(item_candidates, candidate_mask)
         if gate is None:
             gate = self.permission(pooled, item_candidates, candidate_mask, permission_override)
         precision = self._log_precision(candidate_features, candidate_mask)
         item_precision = None if precision is None else torch.einsum("bsc,bc->bs", member, precision)
-        read = _Reader(self, pooled, gate, member, item_candidates >= 0, reading, item_precision)
+        read = _Reader(self, pooled, gate, member, item_candidates >= 0, reading, item_precision, permission_override)
 
         every = candidate_mask.unsqueeze(1)
         logits, answerable, masses = read(every)
@@ -159,17 +155,17 @@ class EvidenceReadout(nn.Module):
             "answerability_logits": answerable.squeeze(1),
         }
         if masses is not None:
-            attention, effective, item_attention = masses
-            attention, effective = attention.squeeze(1), effective.squeeze(1)
+            attention, weighed, effective, item_attention = masses
+            attention, weighed, effective = (mass.squeeze(1) for mass in (attention, weighed, effective))
             fields |= {
                 "attention": attention,
-                "permission": _ratio(effective, attention, gate, member),
+                "permission": mean_permission(weighed, attention, gate, member),
                 "effective": effective,
                 "mass": effective.sum(-1),
             }
             if item_attention is not None:
-                fields["item_attention"] = pooled.token_share * _of_token(item_attention.squeeze(1), segment_ids)
-                fields["item_permission"] = _of_token(gate, segment_ids)
+                fields["item_attention"] = pooled.token_share * of_token(item_attention.squeeze(1), segment_ids)
+                fields["item_permission"] = of_token(gate, segment_ids)
             if precision is not None:
                 fields["precision"] = precision
         if labels is not None:
@@ -177,7 +173,7 @@ class EvidenceReadout(nn.Module):
             if candidate_lists is not None:
                 lists = candidate_lists & every
                 logits, answerable, _ = read(lists)
-            fields["loss"] = self._loss(logits, answerable, lists, labels, fields.get("permission"), candidate_mask)
+            fields["loss"] = self.loss(logits, answerable, lists, labels, fields.get("permission"), candidate_mask)
         return EvidenceOutput(**fields)
 
     def _log_precision(self, features, candidate_mask):
@@ -231,15 +227,24 @@ class EvidenceReadout(nn.Module):
         share = (score - peak[flat].view(rows, tokens)).masked_fill(~present, float("-inf")).exp()
         share = share / total(share)[flat].view(rows, tokens).clamp(min=torch.finfo(share.dtype).tiny)
         pooled = total(states * share.unsqueeze(-1)).view(rows, segments, width)
+        by_token = None
+        if self.gate.form == "g2":
+            value = F.linear(states, self.key.weight[:, :width])
+            change = self.gate.change(value, value) - value
+            by_token = total(change * share.unsqueeze(-1)).view(rows, segments, -1)[:, 1:]
 
         place = torch.arange(tokens, device=states.device).expand(rows, tokens).masked_fill(~present, 0)
         last = place.new_zeros(rows * segments).scatter_reduce(0, flat, place.reshape(-1), "amax")
         ends = states.gather(1, last.view(rows, segments, 1).expand(-1, -1, width))
         question = torch.cat([question, states[:, 0]], -1)
-        items = torch.cat([pooled, ends], -1)[:, 1:]
-        return PooledEvidence(self.query(question).unsqueeze(1), self.key(items), share * (segment_ids > 0))
+        query, key = self.query(question).unsqueeze(1), self.key(torch.cat([pooled, ends], -1)[:, 1:])
+        if by_token is not None:
+            key = key + by_token
+        elif self.variant.acts == "items":
+            key = self.gate.change(key, by=query if self.gate.form == "g1" else key)
+        return PooledEvidence(query, key, share * (segment_ids > 0))
 
-    def _loss(self, logits, answerable, lists, labels, permission, candidate_mask):
+    def loss(self, logits, answerable, lists, labels, permission, candidate_mask):
         known = lists & (labels != -100).unsqueeze(1)
         target = (labels == 1).unsqueeze(1).expand_as(known) & known
         listed = known.any(-1)
@@ -268,16 +273,19 @@ class EvidenceReadout(nn.Module):
 class _Reader:
     """Scores lists `[B, K, C]` of one encoded batch: K lists are K query rows with K masks over the same items."""
 
-    def __init__(self, readout, pooled, gate, member, item_mask, reading, log_precision):
+    def __init__(self, readout, pooled, gate, member, item_mask, reading, log_precision, override):
         self.readout, self.gate, self.member, self.item_mask = readout, gate, member, item_mask
-        self.log_precision = log_precision
+        self.log_precision, self.override = log_precision, override
         query = pooled.query.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, 1 | S, d]
         key = pooled.key.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, S, d]
-        if reading is None and query.shape[2] == 1:
+        adapted = readout.variant.acts == "logits"
+        if reading is None and query.shape[2] == 1 and not adapted:
             self.query, self.key, self.reading = query, key, None
         else:  # logits that are no product of one query with the keys: they come in as the bias of a zero product
             if reading is None:
                 reading = (query * key).sum(-1) / key.shape[-1] ** 0.5
+            if adapted:
+                reading = reading + readout.gate.logit(pooled.query, pooled.key).unsqueeze(1)
             self.query, self.key = (reading.new_zeros(*reading.shape[:2], n, 1) for n in (1, reading.shape[2]))
             self.reading = reading
         self.logits = None
@@ -312,30 +320,66 @@ class _Reader:
             return_weights=not readout.training,
             return_support=False,
         )
-        attention, effective = read.context.mean(1).chunk(2, -1)
+        attention, weighed = read.context.mean(1).chunk(2, -1)
+        effective = self._counts(attention, weighed)
         size = lists.sum(-1, keepdim=True)
         logits = readout.beta * (size * effective).clamp(min=MASS_FLOOR).log() + readout.bias
         total = effective.sum(-1).clamp(min=MASS_FLOOR).log()
         item_attention = None if read.weights is None else read.weights.mean(1)
-        return logits, readout.mass_scale * total + readout.mass_bias, (attention, effective, item_attention)
+        masses = (attention, weighed, effective, item_attention)
+        return logits, readout.mass_scale * total + readout.mass_bias, masses
+
+    def _counts(self, attention, weighed):
+        """Effective mass: what the gate lets through, unless the variant is a control in which it acts otherwise."""
+        acts = self.readout.variant.acts
+        if acts == "shares":
+            return weighed / weighed.sum(-1, keepdim=True).clamp(min=torch.finfo(weighed.dtype).tiny)
+        if acts == "nothing":  # but a permission that a person sets
+            return attention if self.override is None else attention * self.override.nan_to_num(1.0).unsqueeze(1)
+        return weighed
 
 
-def _ratio(effective, attention, gate, member):
+def replaced_permission(gate, permission_override, member):
+    """Gates `[B, S]` of items in which the permission `[B, C]` of a candidate, where it is not NaN, stands for all.
+
+    Raises:
+        ValueError: a permission outside 0 to 1.
+    """
+    if permission_override is None:
+        return gate
+    outside = (permission_override < 0) | (permission_override > 1)  # NaN is neither
+    if outside.any():
+        value = permission_override[outside][0].item()
+        raise ValueError(f"permission_override has {value:g}; give 0 to 1, or NaN for the learned permission.")
+    override = torch.einsum("bsc,bc->bs", member, permission_override.nan_to_num(0.0).to(gate.dtype))
+    replaced = torch.einsum("bsc,bc->bs", member, (~permission_override.isnan()).to(gate.dtype)) > 0
+    return torch.where(replaced, override, gate)
+
+
+def mean_permission(effective, attention, gate, member):
     """Permission of each candidate; the mean over its items where nothing of it was read, up to underflow."""
     mean = torch.einsum("bs,bsc->bc", gate, member) / member.sum(1).clamp(min=1)
     tiny = torch.finfo(torch.float32).tiny
     return torch.where(attention > tiny, effective / attention.clamp(min=tiny), mean).clamp(max=1)
 
 
-def _members(item_candidates, candidate_mask):
+def members(item_candidates, candidate_mask):
     """One-hot candidate of each item, `[B, S, C]`; zero for items that a row lacks."""
     member = F.one_hot(item_candidates.clamp(min=0), candidate_mask.shape[1]).to(torch.float32)
     return member * (item_candidates >= 0).unsqueeze(-1)
 
 
-def _of_token(per_item, segment_ids):
+def of_token(per_item, segment_ids):
     """Copies `[B, S]` to the tokens `[B, T]` of each item; 0 elsewhere."""
     return per_item.gather(1, (segment_ids - 1).clamp(min=0)) * (segment_ids > 0)
 
 
-__all__ = ["MASS_FLOOR", "EvidenceReadout", "PooledEvidence"]
+__all__ = [
+    "MASS_FLOOR",
+    "EvidenceReadout",
+    "PooledEvidence",
+    "mean_permission",
+    "members",
+    "of_token",
+    "replaced_permission",
+]

@@ -15,7 +15,9 @@ from .checkpoint_saving import EvidenceSavingMixin
 from .configuration_evidence import WarrantConfig
 from .evidence_ranking import EvidenceRankingMixin
 from .evidence_readout import EvidenceReadout
+from .marker_readout import MarkerReadout
 from .outputs import EvidenceOutput
+from .permission import PERMISSION_VARIANTS
 
 
 class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, EvidenceRankingMixin, PreTrainedModel):
@@ -56,13 +58,14 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         if config._attn_implementation == "maa" or config.maa_power != DEFAULT_POWER:
             backbone.maa_power = config.maa_power
         self.backbone = self._make_backbone(config)
-        self.readout = EvidenceReadout(config, self.state_size())
+        kind = MarkerReadout if PERMISSION_VARIANTS[config.variant].acts == "tokens" else EvidenceReadout
+        self.readout = kind(config, self.state_size())
         self.post_init()
         self._freeze_lower_layers()
 
     def _init_weights(self, module):
         super()._init_weights(module)
-        if isinstance(module, EvidenceReadout):
+        if isinstance(module, EvidenceReadout | MarkerReadout):
             # Here and not for the parts themselves: transformers passes over modules without parameters of their own.
             module.gate.reset_score(init)
             for parameter, value in ((module.beta, 1.0), (module.bias, 0.0)):

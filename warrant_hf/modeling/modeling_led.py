@@ -13,7 +13,6 @@ from .attention_windowed import use_windowed_attention
 from .base_weights import load_backbone, without_pooler
 from .configuration_evidence import WarrantLEDConfig
 from .modeling_evidence import WarrantPreTrainedModel
-from .permission import PERMISSION_VARIANTS
 
 
 class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
@@ -58,11 +57,6 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
             backbone.decoder_layers = 0  # says in the checkpoint, and to `_load_backbone`, that there is no decoder
             made = LEDEncoder._from_config(backbone)
         else:
-            if not PERMISSION_VARIANTS[config.variant].path:
-                raise ValueError(
-                    f"reading is 'decoder', but variant {config.variant!r} scores candidates without reading them; "
-                    "use reading='question'."
-                )
             if not backbone.decoder_layers:
                 raise ValueError(
                     "reading is 'decoder', but the backbone has no decoder layers, as in a selector made with "

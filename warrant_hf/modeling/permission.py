@@ -15,20 +15,37 @@ class PermissionVariant:
 
     Args:
         path (`bool`): the logit comes through the effective mass; otherwise from a content head on the same states.
-        gate (`str`): key of `PermissionGate.FORMS`.
+        gate (`str`): what the gate sees, one of `PermissionGate.FORMS`.
         summary (`str`): one line for reports.
+        acts (`str`): on what the gate acts: `"terms"` of the sum, their `"shares"` (renormalised), the `"logits"` of
+            the attention, the `"items"` that are read, the `"tokens"` of a candidate before its marker reads them
+            ([`MarkerReadout`]), or `"nothing"`.
     """
 
     path: bool
     gate: str
     summary: str
+    acts: str = "terms"
 
 
-#: Every variant has the same parameters, so that two of them differ in what the gate may do and in nothing else.
+#: Every variant but the two of the marker has the same parameters, so that two of them differ in what the gate may do
+#: and in nothing else. What a variant does not use is frozen.
 PERMISSION_VARIANTS = {
     "base": PermissionVariant(False, "one", "content head on the same states and parameters, no evidence path"),
     "open": PermissionVariant(True, "one", "the evidence path with every gate fixed at 1"),
     "pair": PermissionVariant(True, "pair", "one learned gate per (question, item), not renormalised"),
+    "query": PermissionVariant(True, "query", "one gate per question: it scales the mass of the whole list"),
+    "item": PermissionVariant(True, "item", "one gate per item, blind to the question beyond the item's states"),
+    "shuffled": PermissionVariant(True, "shuffled", "each item has the gate of the item before it in the list"),
+    "normalized": PermissionVariant(True, "pair", "the gated mass divided by its sum over the list", "shares"),
+    "attention_adapter": PermissionVariant(True, "one", "psi is added to the logits of the attention", "logits"),
+    "attention_readout": PermissionVariant(True, "pair", "gates are reported, the score is the open mass", "nothing"),
+    "param_mlp": PermissionVariant(True, "mlp", "no gate; its parameters are an MLP on the items", "items"),
+    "post_attention_glu": PermissionVariant(True, "glu", "no gate; its parameters are a GLU on the items", "items"),
+    "g1": PermissionVariant(True, "g1", "Qiu's G1: a sigmoid per channel of pooled items, by the question", "items"),
+    "g2": PermissionVariant(True, "g2", "Qiu's G2: a sigmoid per channel of each token before pooling", "items"),
+    "marker_path": PermissionVariant(False, "pair", "the paper's path: a marker reads its own gated tokens", "tokens"),
+    "marker_open": PermissionVariant(False, "one", "the paper's path with every gate fixed at 1", "tokens"),
 }
 
 
@@ -43,18 +60,43 @@ class PermissionGate(nn.Module):
     Args:
         query_size, key_size (`int`): widths of the two inputs.
         hidden_size (`int`): width of the hidden layer.
-        form (`str`): `"pair"` or `"one"` (g = 1; the parameters exist, frozen, so that the control is matched).
+        form (`str`): `"pair"`; `"query"` and `"item"` leave out the other term; `"shuffled"` is `"pair"` on keys that
+            the caller has moved; `"one"` is g = 1. The others turn the same parameters into a change of the items,
+            through h(x) = W_k^T GELU(W_q x): `"mlp"` k + h(k), `"glu"` k + k sigmoid(h(k)), `"g1"` k sigmoid(h(q) +
+            b), `"g2"` the factor sigmoid(h(x) + b) of a token's value x. Their gate is 1.
         leak, init (`float`): smallest and initial permission.
     """
+
+    # Parameters that a form does not use.
+    FORMS = {
+        "pair": (),
+        "shuffled": (),
+        "query": ("key.weight",),
+        "item": ("query.weight",),
+        "one": ("query.weight", "query.bias", "key.weight", "score.weight", "score.bias"),
+        "mlp": ("score.weight", "score.bias"),
+        "glu": ("score.weight", "score.bias"),
+        "g1": ("score.weight",),
+        "g2": ("score.weight",),
+    }
+    OF_ITEMS = ("mlp", "glu", "g1", "g2")
 
     def __init__(self, query_size, key_size, hidden_size, *, form="pair", leak=0.05, init=0.95):
         super().__init__()
         if form not in self.FORMS:
             raise ValueError(f"form is {form!r}; choose one of {', '.join(map(repr, self.FORMS))}.")
+        if form in self.OF_ITEMS and query_size != key_size:
+            raise ValueError(
+                f"form is {form!r}, for which query_size {query_size} and key_size {key_size} must agree."
+            )
         self.form, self.leak, self.init = form, leak, init
         self.query = nn.Linear(query_size, hidden_size)
         self.key = nn.Linear(key_size, hidden_size, bias=False)
         self.score = nn.Linear(hidden_size, 1)
+
+    def freeze_unused(self):
+        for name in self.FORMS[self.form]:
+            self.get_parameter(name).requires_grad_(False)
 
     def reset_score(self, init_ops=nn.init):
         """Puts every gate at `init`."""
@@ -66,17 +108,28 @@ class PermissionGate(nn.Module):
         """psi for `query [..., Dq]` and `key [..., Dk]` (broadcast against each other) -> `[...]`."""
         return self.score(nn.functional.gelu(self.query(query) + self.key(key))).squeeze(-1)
 
-    def _pair(self, query, key):
-        return self.leak + (1 - self.leak) * torch.sigmoid(self.logit(query, key))
-
-    def _one(self, query, key):
-        return torch.ones(torch.broadcast_shapes(query.shape[:-1], key.shape[:-1]), device=key.device)
-
-    FORMS = {"pair": _pair, "one": _one}
+    def change(self, values, by):
+        """`values [..., D]` changed as the form says; `by` is what the change is made from, `[..., D]`."""
+        seen = nn.functional.linear(nn.functional.gelu(self.query(by)), self.key.weight.T)
+        if self.form == "mlp":
+            return values + seen
+        if self.form == "glu":
+            return values + values * torch.sigmoid(seen)
+        return values * torch.sigmoid(seen + self.score.bias)
 
     def forward(self, query, key):
         """Gates in [leak, 1] for `query [..., Dq]` and `key [..., Dk]` -> `[...]`."""
-        return self.FORMS[self.form](self, query, key)
+        if self.form == "one" or self.form in self.OF_ITEMS:
+            return torch.ones(torch.broadcast_shapes(query.shape[:-1], key.shape[:-1]), device=key.device)
+        shape = torch.broadcast_shapes(query.shape[:-1], key.shape[:-1])
+        if self.form == "query":
+            hidden = self.query(query)
+        elif self.form == "item":
+            hidden = self.key(key) + self.query.bias
+        else:
+            hidden = self.query(query) + self.key(key)
+        gate = self.leak + (1 - self.leak) * torch.sigmoid(self.score(nn.functional.gelu(hidden)).squeeze(-1))
+        return gate.expand(shape)
 
 
 __all__ = ["PERMISSION_VARIANTS", "PermissionGate", "PermissionVariant"]
