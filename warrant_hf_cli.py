@@ -18,7 +18,14 @@ import typer
 from typer.core import TyperGroup
 
 # Modules that not every installation has -> the extra that brings them.
-_EXTRAS = {"gradio": "space", "yaml": "train", "datasets": "train", "pyarrow": "train", "matplotlib": "experiments"}
+_EXTRAS = {
+    "gradio": "space",
+    "yaml": "train",
+    "datasets": "train",
+    "pyarrow": "train",
+    "matplotlib": "experiments",
+    "scipy": "experiments",
+}
 
 
 class _Group(TyperGroup):
@@ -215,6 +222,48 @@ def evaluate(
         level=level,
         size=size,
         limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+    )
+
+
+@app.command()
+def diagnose(
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for diagnosis.json, diagnosis.md and heatmap.png.")],
+    model: Model = None,
+    utility: Annotated[
+        Literal["gold_log_probability", "negative_loss", "listwise", "answerability"],
+        typer.Option(help="What a passage is worth is measured in this."),
+    ] = "negative_loss",
+    top_k: Annotated[int, typer.Option(min=1, max=12, help="Shapley values of the K most attended passages.")] = 8,
+    level: Annotated[
+        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
+    ] = "sentence",
+    size: Annotated[str, typer.Option(metavar="N|all", help="Candidates a question.")] = "8",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    cases: Annotated[int, typer.Option(min=1, max=100, help="Questions in the heatmap, drawn at random.")] = 12,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists, draws and intervals.")] = 0,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Take a selector's decisions apart: what each passage is worth, and what its permission does.
+
+    Shapley values, zeroed evidence, deletion and insertion, means by kind, heatmaps; each with an interval.
+    """
+    from warrant_hf.commands.diagnose import run
+
+    run(
+        data=data,
+        out=out,
+        model=model,
+        utility=utility,
+        top_k=top_k,
+        level=level,
+        size=size,
+        limit=limit,
+        cases=cases,
         seed=seed,
         batch_size=batch_size,
     )

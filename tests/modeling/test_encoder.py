@@ -23,7 +23,7 @@ def states_of(model, passages, question=QUESTION):
     (encoded,) = model.processor.encode([question], [passages])
     segments = torch.from_numpy(encoded.segment_ids)
     with torch.no_grad():
-        states = model._encode(torch.from_numpy(encoded.input_ids), segments)
+        states = model.encode(torch.from_numpy(encoded.input_ids), segments)
     items = [states[segments == item + 1] for item in range(len(encoded.item_candidates))]
     return states[0][segments[0] == 0], items
 
@@ -69,7 +69,7 @@ def test_joint_windows_are_read_as_the_encoder_reads_text(selector, kind):
         plain["token_type_ids"] = (segments > 0).long()
     with torch.no_grad():
         expected = model.backbone(**plain).last_hidden_state
-        found = model._encode(ids, segments)
+        found = model.encode(ids, segments)
     torch.testing.assert_close(found[segments >= 0], expected[segments >= 0], atol=1e-5, rtol=1e-5)
 
 

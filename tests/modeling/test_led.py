@@ -93,7 +93,7 @@ def test_states_and_gradients_are_those_of_the_plain_model(long_selector, kind, 
     expected = plain(
         input_ids=ids, attention_mask=real.long(), global_attention_mask=global_tokens(segments).long()
     ).last_hidden_state
-    found = model._encode(ids, segments)
+    found = model.encode(ids, segments)
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
     weight = torch.randn(expected[real].shape, generator=torch.Generator().manual_seed(0))
     (expected[real] * weight).sum().backward()
@@ -135,7 +135,7 @@ def test_question_and_candidates_meet_over_any_distance(long_selector, kind):
     for last in ("x", "y"):
         batch = model.processor([QUESTION], [["one two three four five six seven " * 8, last]])
         with torch.no_grad():
-            states.append(model._encode(batch["input_ids"][0], batch["segment_ids"][0])[0])
+            states.append(model.encode(batch["input_ids"][0], batch["segment_ids"][0])[0])
     moved = (states[0] - states[1]).abs().amax(-1) > 1e-6
     segments = batch["segment_ids"][0, 0]
     assert (segments == 1).sum() > 200 and moved[segments == 0].all()

@@ -85,7 +85,7 @@ def test_a_reader_starts_from_it(converted, source, to):
     assert len(model.rank(QUESTION, PASSAGES)["evidence"]) == 3
     ids = torch.randint(5, 60, (1, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        found = model._encode(ids, torch.zeros_like(ids))
+        found = model.encode(ids, torch.zeros_like(ids))
     torch.testing.assert_close(found, bert_states(source, ids), atol=5e-3 if to == "led" else 1e-5, rtol=0)
 
 

@@ -57,7 +57,7 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
         rows, windows, tokens = input_ids.shape
-        states = self._encode(input_ids.flatten(0, 1), segment_ids.flatten(0, 1), kwargs.get("advance"))
+        states = self.encode(input_ids, segment_ids, kwargs.get("advance"))
         with torch.autocast(states.device.type, enabled=False):  # see _keep_in_fp32_modules_strict
             return self.readout(
                 states.view(rows, windows * tokens, -1),
@@ -67,8 +67,10 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
                 **readout,
             )
 
-    def _encode(self, input_ids, segment_ids, advance=None):
-        return self._in_groups(input_ids, segment_ids, self._encode_windows, advance)
+    def encode(self, input_ids, segment_ids, advance=None) -> torch.Tensor:
+        """States `[..., N, D]` of windows `[..., N]`, `encode_batch_size` windows at a time."""
+        windows = input_ids.flatten(0, -2), segment_ids.flatten(0, -2)
+        return self._in_groups(*windows, self._encode_windows, advance).view(*input_ids.shape, -1)
 
     def _encode_windows(self, input_ids, segment_ids):
         config, real = self.config.backbone_config, segment_ids >= 0

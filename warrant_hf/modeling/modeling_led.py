@@ -117,7 +117,7 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
         rows, windows, tokens = input_ids.shape
-        states = self._encode(input_ids.flatten(0, 1), segment_ids.flatten(0, 1), kwargs.get("advance"))
+        states = self.encode(input_ids, segment_ids, kwargs.get("advance"))
         states = states.view(rows, windows * tokens, -1)
         segments = segment_ids.flatten(1)
         reading = None
@@ -127,16 +127,17 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
             pooled = self.readout.pool(states, segments, item_candidates.shape[1])
             return self.readout.score(pooled, segments, item_candidates, candidate_mask, reading=reading, **readout)
 
-    def _encode(self, input_ids, segment_ids, advance=None):
-        """States `[R, N, D]` of windows `[R, N]`."""
+    def encode(self, input_ids, segment_ids, advance=None) -> torch.Tensor:
+        """States `[..., N, D]` of windows `[..., N]`."""
 
-        def encode(input_ids, segment_ids):
+        def some(input_ids, segment_ids):
             # Together no more tokens than the longest window has: memory grows with them.
             at_once = max(1, self.longest_input() // input_ids.shape[1])
             parts = zip(input_ids.split(at_once), segment_ids.split(at_once))
             return torch.cat([self._encode_windows(*part) for part in parts])
 
-        return self._in_groups(input_ids, segment_ids, encode, advance)
+        windows = input_ids.flatten(0, -2), segment_ids.flatten(0, -2)
+        return self._in_groups(*windows, some, advance).view(*input_ids.shape, -1)
 
     def _encode_windows(self, input_ids, segment_ids):
         width, limit, block = segment_ids.shape[1], self.longest_input(), self._block()
