@@ -11,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo space test test-slow format clean
+.PHONY: demo space test test-slow experiments-smoke format clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -26,6 +26,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
+
+# The whole grid of the permission study in small, on generated data: that it runs, not what it finds.
+experiments-smoke: $(READY)
+	$(BIN)/python -m training.experiments.run --grid smoke --out runs/smoke
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow

@@ -154,8 +154,8 @@ def _comparisons(names, runs, predictions, set_name, reference, data):
         rows.append([f"`{name}`", *(_difference(entry.get(metric)) for metric in ENDPOINTS), _verdict(entry)])
     header = (f"minus `{reference}`", *(METRICS[metric] for metric in ENDPOINTS), "MRR, seeds and questions crossed")
     note = (
-        "Difference [95 % interval over questions, means of seeds]; seeds up of all; p of the questions after Holm over "
-        "the five columns. Last: interval when seeds and questions are both resampled, and what the size means."
+        "Difference [95 % interval over questions, means of seeds]; seeds up of all; p over questions, Holm for the "
+        "five columns. Last: interval when seeds and questions are both resampled, and what the size means."
     )
     return [note, "", *table(header, rows)]
 
