@@ -2,6 +2,7 @@
 
 from .contract import check_precision_contract
 from .contract_report import ContractReport, ContractTest
+from .evidence_readings import READING_EVIDENCE_NAMES, EvidenceReadings
 from .information_boundary import LeakError, check_information_boundary
 from .losses import PRECISION_LOSSES
 from .model import FactorisedModel, PrecisionModel, ReliabilityHead
@@ -12,8 +13,10 @@ from .witnesses import discount_duplicates, optimal_weights
 __all__ = [
     "EVIDENCE_NAMES",
     "PRECISION_LOSSES",
+    "READING_EVIDENCE_NAMES",
     "ContractReport",
     "ContractTest",
+    "EvidenceReadings",
     "FactorisedModel",
     "LeakError",
     "PrecisionModel",
