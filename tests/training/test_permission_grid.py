@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def base(tiny_model_dir):
     model = WarrantEncoderForEvidenceSelection.from_pretrained(tiny_model_dir).eval()
-    model.processor = EvidenceProcessor(model.processor.tokenizer, max_length=96)  # long candidates have parts
+    model.processor = EvidenceProcessor(model.processor.tokenizer, max_length=96, max_question_tokens=40)  # long candidates have parts
     return model
 
 

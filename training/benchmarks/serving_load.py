@@ -187,14 +187,9 @@ def load(arguments):
                     figures = {"rate": size * len(waits) / seconds, "p50": p50, "p95": p95, "requests": len(waits)}
                     measured[name][cell].append({key: float(value) for key, value in figures.items()})
                     memory[name].append(_resident(urls[name]))
-    rows, lines = (
-        [],
-        [
-            "| candidates | clients | selector: documents/s | p50, s | p95, s | cross-encoder: documents/s | p50, s | p95, s "
-            "| ratio of documents/s, within rounds [least, most] |",
-            "|---" * 9 + "|",
-        ],
-    )
+    columns = ["candidates", "clients", "selector: documents/s", "p50, s", "p95, s", "cross-encoder: documents/s"]
+    columns += ["p50, s", "p95, s", "ratio of documents/s, within rounds [least, most]"]
+    rows, lines = [], [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for size, clients in cells:
         rounds = {name: measured[name][size, clients] for name in SERVERS}
         ratios = [ours["rate"] / theirs["rate"] for ours, theirs in zip(*rounds.values(), strict=True)]

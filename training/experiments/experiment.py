@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from accelerate import PartialState
 from rich.console import Console
@@ -227,7 +228,8 @@ class Experiment:
         """Rows of `predictions.parquet`."""
         frame = pd.read_parquet(self.folder(name, seed, self.rates()[name]) / "predictions.parquet")
         frame = frame[(frame["set"] == set_name) & (frame["emptied"] == emptied)]
-        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return [{key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in row.items()} for row in rows]
 
 
 def _needed(source, name):
