@@ -25,6 +25,9 @@ _EXTRAS = {
     "pyarrow": "train",
     "matplotlib": "experiments",
     "scipy": "experiments",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 
 
@@ -317,6 +320,52 @@ def demo(
     from warrant_hf.commands.demo import run
 
     run(text=text, model=model, host=host, port=port, browser=browser)
+
+
+@app.command()
+def serve(
+    model: Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8080,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="WARRANT_HF_API_KEY",
+            show_envvar=True,
+            help="Bearer token that every request must bring; better set as the environment variable, which the list "
+            "of processes does not show.",
+        ),
+    ] = None,
+    max_candidates: Annotated[int, typer.Option(min=1, help="Candidates a request.")] = 1_000,
+    max_characters: Annotated[int, typer.Option(min=1, help="Characters of a request's texts.")] = 400_000,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 2 * 1024 * 1024,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests that wait; the next one gets status 429.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 60.0,
+    batch_candidates: Annotated[int, typer.Option(min=1, help="Candidates read together.")] = 128,
+    batch_wait_ms: Annotated[
+        float, typer.Option(min=0.001, help="Milliseconds that a request waits for others to be read with it.")
+    ] = 2.0,
+) -> None:
+    """Serve a selector over HTTP: /rerank (text-embeddings-inference), /v1/rerank, /v2/rerank (Cohere, Jina), /select.
+
+    There is no authentication unless --api-key is given, and no encryption: before you listen on another address than
+    127.0.0.1, set a key, and put a proxy with TLS in front.
+    """
+    from warrant_hf.commands.serve import run
+
+    run(
+        model=model,
+        host=host,
+        port=port,
+        api_key=api_key,
+        max_candidates=max_candidates,
+        max_characters=max_characters,
+        max_body_bytes=max_body_bytes,
+        max_waiting=max_waiting,
+        request_seconds=timeout,
+        batch_candidates=batch_candidates,
+        batch_wait_ms=batch_wait_ms,
+    )
 
 
 @app.command()

@@ -1,0 +1,58 @@
+"""What the adapters share: a selector by name, and documents of other libraries ranked by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..hub import load_default
+from ..modeling import AutoModelForEvidenceSelection
+
+#: What a ranked document is told about itself.
+SCORES = ("probability", "attention", "permission", "effective")
+
+
+def selector(model: Any = None):
+    """A selector: `model` itself, the one in this folder or of this Hub id, or the default for `None`.
+
+    Raises:
+        ValueError: something that cannot rank.
+        OSError: there is no such selector.
+    """
+    if model is None:
+        return load_default()
+    if isinstance(model, str):
+        return AutoModelForEvidenceSelection.from_pretrained(
+            model, use_safetensors=True, trust_remote_code=False
+        ).eval()
+    if not callable(getattr(model, "rank", None)):
+        raise ValueError(f"model is a {type(model).__name__}; give a selector, its folder or Hub id, or None.")
+    return model
+
+
+def check_choice(top: int | None, threshold: float | None, name: str = "top_n") -> None:
+    """Raises a `ValueError` for a count below 1 or a probability outside 0 to 1; `name` is the count's name."""
+    whole = isinstance(top, int) and not isinstance(top, bool)
+    if top is not None and not (whole and top >= 1):
+        raise ValueError(f"{name} is {top!r}; give a whole number of 1 or more, or None for all.")
+    number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if threshold is not None and not (number and 0 <= threshold <= 1):
+        raise ValueError(f"threshold is {threshold!r}; give a probability from 0 to 1, or None to keep all.")
+
+
+def passage(text: Any, metadata: Mapping[str, Any]) -> dict:
+    """A document as a passage: its `title` is read with it, and numbers that a precision needs are found."""
+    known = {name: value for name, value in metadata.items() if name != "title" or isinstance(value, str)}
+    return {**known, "text": text}
+
+
+def ranked(model, query: str, passages: Iterable[dict], top: int | None, threshold: float | None) -> list[dict]:
+    """The evidence in rank order, without what has a probability below `threshold`, and the first `top` of it."""
+    evidence = model.rank(query, list(passages))["evidence"]
+    return [item for item in evidence if threshold is None or item["probability"] >= threshold][:top]
+
+
+def with_scores(metadata: Mapping[str, Any], item: Mapping[str, Any]) -> dict:
+    """A copy of the metadata with `SCORES`; a key that has one of these names is kept as `input_probability`, …"""
+    kept = {f"input_{name}" if name in SCORES else name: value for name, value in metadata.items()}
+    return kept | {name: item[name] for name in SCORES}
