@@ -136,6 +136,7 @@ def test_answer_beside_evidence(fid_selector):
     result = model.answer(QUESTION, PASSAGES, max_new_tokens=5)
     assert isinstance(result["answer"], str)
     assert {key: value for key, value in result.items() if key != "answer"} == model.rank(QUESTION, PASSAGES)
+    assert model.answer(QUESTION, PASSAGES, return_tokens=True, max_new_tokens=1)["evidence"][0]["tokens"]
     several = model.answer_batch([QUESTION, "b?", "c?"], [PASSAGES, [], PASSAGES[:1]], max_new_tokens=5)
     assert several[0]["answer"] == result["answer"] and several[1]["answer"] == ""
     assert [len(one["evidence"]) for one in several] == [3, 0, 1]

@@ -258,6 +258,12 @@ def test_encoder_errors(saved, tmp_path):
         from_backbone(tmp_path / "bert")
 
 
+def test_a_peft_adapter_is_no_backbone(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a PEFT adapter and no model; merge it"):
+        WarrantEncoderForEvidenceSelection.from_backbone(tmp_path)
+
+
 # Adapters -----------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,11 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     Use [`~WarrantEncoderForEvidenceSelection.from_backbone`] to start from a pretrained encoder and `from_pretrained`
     for a trained selector.
+
+    A pretrained cross-encoder (a reranker with a head for sequence classification) is a pretrained encoder too. Its
+    head stays in the file: it reads the first token after that has read the candidate, but here the question is read
+    once for all candidates of a window. With `packing="isolated"` its states have seen none of them, so nothing made
+    of them gives the head's logit of a candidate; the readout starts afresh and is trained.
     """
 
     config_class = WarrantEncoderConfig

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
@@ -247,6 +249,10 @@ def read_backbone_config(name_or_path, **source):
         OSError: it is not on this machine and cannot be fetched.
         ValueError: transformers does not know its kind, or it is an evidence selector already.
     """
+    if os.path.isfile(os.path.join(name_or_path, "adapter_config.json")):
+        raise ValueError(
+            f"{name_or_path} holds a PEFT adapter and no model; merge it into its base, or give the base's name."
+        )
     try:
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False, **source)
     except OSError as error:

@@ -261,12 +261,15 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
             gate = self.readout.permission(pooled, item_candidates, candidate_mask, permission_override)
         return self.backbone.generate(**self._fused(states, segment_ids, gate), **kwargs)
 
-    def answer(self, question, passages, *, revoke=(), revoke_by="gate", progress=None, **generation) -> dict:
+    def answer(
+        self, question, passages, *, revoke=(), revoke_by="gate", return_tokens=False, progress=None, **generation
+    ) -> dict:
         """The answer in words beside its evidence.
 
         Args:
-            question, passages, revoke, revoke_by, progress: as in `rank`.
-            generation: of `generate` in transformers; without any limit, `max_new_tokens` is 32.
+            question, passages, revoke, revoke_by, return_tokens, progress: as in `rank`.
+            generation: of `generate` in transformers (there `top_k` is of sampling); without any limit,
+                `max_new_tokens` is 32.
 
         Returns:
             The dict of `rank`, with `answer`: a text, empty where there was nothing to read.
@@ -274,12 +277,21 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         Raises:
             ValueError: as in `rank`.
         """
-        settings = {"revoke": [revoke], "revoke_by": revoke_by, "progress": progress}
-        return self.answer_batch([question], [passages], **settings, **generation)[0]
+        settings = {"revoke_by": revoke_by, "return_tokens": return_tokens, "progress": progress}
+        return self.answer_batch([question], [passages], revoke=[revoke], **settings, **generation)[0]
 
     @torch.no_grad()
     def answer_batch(
-        self, questions, passages, *, batch_size=8, revoke=None, revoke_by="gate", progress=None, **generation
+        self,
+        questions,
+        passages,
+        *,
+        batch_size=8,
+        revoke=None,
+        revoke_by="gate",
+        return_tokens=False,
+        progress=None,
+        **generation,
     ) -> list[dict]:
         """[`answer`] for many questions; see `rank_batch`."""
         for name in ("num_return_sequences", "return_dict_in_generate"):
@@ -289,7 +301,8 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
                 )
         if not {"max_new_tokens", "max_length", "generation_config"} & set(generation):
             generation["max_new_tokens"] = 32
-        settings = {"revoke_by": revoke_by, "progress": progress, "generation": generation}
+        settings = {"revoke_by": revoke_by, "return_tokens": return_tokens, "progress": progress}
+        settings["generation"] = generation
         results = self._rank_batch(questions, passages, batch_size, revoke, **settings)
         return [{"answer": "", **result} for result in results]
 
