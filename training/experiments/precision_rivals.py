@@ -1,10 +1,11 @@
-"""PFA and its rivals on sensor lists: error, the six tests, losses, and the boundary cases.
+"""PFA and its rivals: error, the six tests, losses, and, on sensors, the boundary cases.
 
     python training/experiments/precision_rivals.py --out training/experiments/results
+    python training/experiments/precision_rivals.py --out training/experiments/results --world statements
 
-Three minutes of one core. All models have equal width, data, optimiser and steps; each one's learning rate is
-chosen from one grid, on lists of its own, with a seed that is not reported. Sparsemax and entmax need the package
-entmax (pip install 'warrant-hf[experiments]'); without it they are left out, and the report says so.
+Three to five minutes of one core each. All models have equal width, data, optimiser and steps; each one's learning
+rate is chosen from one grid, on lists of its own, with a seed that is not reported. Sparsemax and entmax need the
+package entmax (pip install 'warrant-hf[experiments]'); without it they are left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ import numpy as np
 import torch
 from precision_boundaries import BOUNDARIES
 from precision_rival_models import RIVALS
+from precision_worlds import WORLDS
 from scipy import stats
 
 from warrant_hf.evaluation.report import write_json, write_text
-from warrant_hf.precision import SensorWorld, check_precision_contract, fit_precision_model
+from warrant_hf.precision import check_precision_contract, fit_precision_model
 
-GRID = (1e-2, 3e-2, 1e-1)
 TUNING_SEED = 100
 STEPS = 400
-TRAIN, CHOOSE, TEST = 4000, 2000, 2000
-LEVELS = 5  # severities seen in training: 0, 1/4, … 1; the lists that choose, calibrate and test have any between
 
 
 def main():
@@ -35,6 +34,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=(0, 1, 2, 3, 4))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--world", choices=WORLDS, default="sensors")
     arguments = parser.parse_args()
     if len(arguments.seeds) < 2:
         parser.error("--seeds has one seed; give two or more, for an interval.")
@@ -43,26 +43,30 @@ def main():
     has_entmax = importlib.util.find_spec("entmax") is not None
     names = [name for name, row in RIVALS.items() if has_entmax or not row[3]]
 
-    data = _data(TUNING_SEED)
-    rates = {name: min(GRID, key=lambda rate: _choosing_error(name, data, rate, arguments.steps)) for name in names}
+    world = WORLDS[arguments.world]()
+    data = world.data(TUNING_SEED)
+    rates = {}
+    for name in names:
+        rates[name] = min(world.rates, key=lambda rate: _choosing_error(name, world, data, rate, arguments.steps))
     runs, models = {name: [] for name in names}, []
     for seed in arguments.seeds:
-        data = _data(seed)
-        pairs = SensorWorld(seed).pairs(TEST)
+        data = world.data(seed)
         for name in names:
-            model = _train(name, data, rates[name], seed, arguments.steps)
-            runs[name].append(_measure(model, pairs))
+            model = _train(name, world, data, rates[name], seed, arguments.steps)
+            runs[name].append(_measure(model, data[2]))
             if name == "pfa":
                 models.append(model)
     with torch.no_grad():
-        boundaries = {title: function(models) for title, function in BOUNDARIES.items()}
+        known = BOUNDARIES if arguments.world == "sensors" else {}
+        boundaries = {title: function(models) for title, function in known.items()}
     seconds = time.process_time() - started
     payload = {
         "config": {
+            "world": world.title,
             "seeds": list(arguments.seeds),
             "steps": arguments.steps,
-            "train_lists": TRAIN,
-            "test_lists": TEST,
+            "train_lists": world.train,
+            "test_lists": world.test,
             "learning_rates": rates,
             "entmax": has_entmax,
             "cpu_seconds": round(seconds),
@@ -74,26 +78,22 @@ def main():
         },
     }
     text = _markdown(payload)
-    write_json(arguments.out / "precision_rivals.json", payload)
-    write_text(arguments.out / "precision_rivals.md", text)
+    name = "precision_rivals" if arguments.world == "sensors" else f"precision_rivals_{arguments.world}"
+    write_json(arguments.out / f"{name}.json", payload)
+    write_text(arguments.out / f"{name}.md", text)
     print(text)
 
 
-def _data(seed):
-    """Lists to train on, to choose and calibrate with, of the world `seed`."""
-    return SensorWorld(seed, levels=LEVELS).lists(TRAIN, stream=0), SensorWorld(seed).lists(CHOOSE, stream=1)
-
-
-def _train(name, data, rate, seed, steps):
-    train, held_out = data
+def _train(name, world, data, rate, seed, steps):
+    train, held_out, _ = data
     kind, bound, loss, _, _ = RIVALS[name]
     torch.manual_seed(seed)
-    model = kind(train.content.shape[-1], train.evidence.shape[-1], bound=bound)
+    model = world.make(kind, bound, train)
     return fit_precision_model(model, train, held_out, loss=loss, steps=steps, learning_rate=rate, seed=seed)
 
 
-def _choosing_error(name, data, rate, steps):
-    model = _train(name, data, rate, TUNING_SEED, steps)
+def _choosing_error(name, world, data, rate, steps):
+    model = _train(name, world, data, rate, TUNING_SEED, steps)
     with torch.no_grad():
         return float((model.predict(data[1]) - data[1].target).square().mean())
 
@@ -155,7 +155,7 @@ def _over_seeds(values):
 
 def _markdown(payload):
     config, seeds = payload["config"], len(payload["config"]["seeds"])
-    lines = ["# PFA and its rivals on sensor lists", ""]
+    lines = [f"# PFA and its rivals on {config['world']}", ""]
     lines += [f"- {name}: {value}" for name, value in config.items()]
     lines += ["", f"Means over {seeds} seeds (world, initialisation and order) with Student's 95 % interval."]
     if not config["entmax"]:
