@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from warrant_hf.evaluation.metrics import compare_runs
+from warrant_hf.evaluation.metrics import compare_replicates, replicate_runs
 from warrant_hf.evaluation.report import write_json, write_text
 
 from . import statistics
@@ -30,8 +30,10 @@ REFERENCES = {
     "open": None,
     "pair": None,
     "marker_open": ("marker_path", "marker_label_supervised"),
+    "base": ("pair", "open"),
     "role_pair": ("role_adapter", "role_query", "role_normalized", "role_mlp"),
 }
+RESAMPLES = 1000
 KINDS = ("gold", "hard", "random")
 SET_NAMES = {"eval": "Evaluation data", "transfer": "Transfer data, not trained on"}
 
@@ -91,14 +93,15 @@ def _section(experiment, results, set_name):
         ]
         for name, listed in runs.items()
     }
-    questions = len({row["id"] for row in next(iter(predictions.values()))[0]})
+    replicates = {name: replicate_runs(listed, bootstrap=RESAMPLES) for name, listed in predictions.items()}
+    questions = len(set(next(iter(replicates.values())).ids))
     title = f"## {SET_NAMES[set_name]} (n = {questions} questions)"
     lines, data = [title, "", "Mean ± standard deviation over seeds.", ""], {"questions": questions}
     lines += [*_contestants(runs, set_name, data), "", *_gates(runs, set_name, data), ""]
     for reference, compared in REFERENCES.items():
         if reference in runs:
             names = [name for name in runs if name != reference and (compared is None or name in compared)]
-            lines += [*_comparisons(names, runs, predictions, set_name, reference, data), ""]
+            lines += [*_comparisons(names, runs, predictions, replicates, set_name, reference, data), ""]
     return lines, data
 
 
@@ -135,10 +138,10 @@ def _gates(runs, set_name, data):
     return ["Means over candidates of a kind and over seeds:", "", *table(header, rows)]
 
 
-def _comparisons(names, runs, predictions, set_name, reference, data):
+def _comparisons(names, runs, predictions, replicates, set_name, reference, data):
     rows, found = [], data.setdefault("comparisons", {}).setdefault(reference, {})
     for name in names:
-        over_questions = compare_runs(predictions[name], predictions[reference], bootstrap=2000)
+        over_questions = compare_replicates(replicates[name], replicates[reference])
         entry = found[name] = {}
         for metric in ENDPOINTS:
             pairs = _by_seed(runs, name, reference, set_name, metric)

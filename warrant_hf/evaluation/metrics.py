@@ -31,6 +31,7 @@ Conventions, the same for every metric:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from .calibration import BINS, bin_index
 from .predictions import Prediction, as_predictions, missing_sentence
 
 THRESHOLD = 0.5
+_OTHER_QUESTIONS = "the runs hold different questions; compare runs on the same ids in the same order."
 
 
 def evidence_metrics(
@@ -84,23 +86,46 @@ def compare_runs(
     questions, not about other training seeds. To compare abstention, add the predictions on emptied lists, under the
     ids of their questions, to each run.
     """
-    sides, ids = [], None
-    for runs in (runs_a, runs_b):
-        results = []
-        for run in runs:
-            predictions = as_predictions(run)
-            run_ids = [prediction.id for prediction in predictions]
-            if ids is not None and run_ids != ids:
-                raise ValueError("the runs hold different questions; compare runs on the same ids in the same order.")
-            ids = run_ids
-            results.append(_evaluate(predictions, None, bootstrap, seed))
-        if not results:
-            raise ValueError("a side has no runs; give at least one list of predictions for each.")
-        shared = set.intersection(*(set(result) for result in results))
-        sides.append({name: np.mean([result[name] for result in results], axis=0) for name in shared})
+    a, b = (replicate_runs(runs, bootstrap=bootstrap, seed=seed) for runs in (runs_a, runs_b))
+    return compare_replicates(a, b, confidence=confidence)
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Metrics averaged over some runs: `values[name]` is `[1 + resamples]`, the value on the data itself first.
+
+    Two of them are comparable if they have the same question ids, number of resamples and seed.
+    """
+
+    ids: tuple[str, ...]
+    values: dict[str, np.ndarray]
+
+
+def replicate_runs(
+    runs: Sequence[Iterable[Prediction | Mapping[str, Any]]], *, bootstrap: int = 1000, seed: int = 0
+) -> Replicates:
+    """One side of `compare_runs`, for where it is compared more than once."""
+    results, ids = [], None
+    for run in runs:
+        predictions = as_predictions(run)
+        run_ids = tuple(prediction.id for prediction in predictions)
+        if ids is not None and run_ids != ids:
+            raise ValueError(_OTHER_QUESTIONS)
+        ids = run_ids
+        results.append(_evaluate(predictions, None, bootstrap, seed))
+    if not results:
+        raise ValueError("a side has no runs; give at least one list of predictions for each.")
+    shared = [name for name in results[0] if all(name in result for result in results)]
+    return Replicates(ids, {name: np.mean([result[name] for result in results], axis=0) for name in shared})
+
+
+def compare_replicates(a: Replicates, b: Replicates, *, confidence: float = 0.95) -> dict[str, dict[str, float]]:
+    """Paired differences a − b, as `compare_runs` gives them."""
+    if a.ids != b.ids:
+        raise ValueError(_OTHER_QUESTIONS)
     table = {}
-    for name in (name for name in results[0] if name in sides[0] and name in sides[1]):
-        difference = sides[0][name] - sides[1][name]
+    for name in (name for name in b.values if name in a.values):
+        difference = a.values[name] - b.values[name]
         table[name] = {**interval(difference[0], difference[1:], confidence), "p": two_sided_p(difference[1:])}
     return table
 
