@@ -21,7 +21,7 @@ METRICS = {
     "permission_auc": "permission AUC",
     "abstention_auroc": "abstention, mass",
     "abstention_auroc_max_score": "abstention, best score",
-    "ece": "calibration error",
+    "ece": "calibration error, lists with and without evidence",
 }
 #: Endpoints whose p are adjusted together, per comparison.
 ENDPOINTS = ("support_mrr", "evidence_f1", "auprc", "abstention_auroc", "abstention_auroc_max_score", "ece")
@@ -94,6 +94,9 @@ def _section(experiment, results, set_name):
         for name, listed in runs.items()
     }
     replicates = {name: replicate_runs(listed, bootstrap=RESAMPLES) for name, listed in predictions.items()}
+    for name, listed in runs.items():
+        for run, rows in zip(listed, predictions[name]):  # the run itself has it for lists with evidence only
+            run["metrics"][set_name]["ece"] = float(replicate_runs([rows], bootstrap=0).values["ece"][0])
     questions = len(set(next(iter(replicates.values())).ids))
     title = f"## {SET_NAMES[set_name]} (n = {questions} questions)"
     lines, data = [title, "", "Mean ± standard deviation over seeds.", ""], {"questions": questions}
