@@ -1,130 +1,73 @@
-"""The Space itself: layout, events, two endpoints (`/select`, `/revoke`), and how it is served."""
+"""The Space itself: layout, events, endpoints, and how it is served."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from html import escape
-from typing import Any
-
 import gradio as gr
 
-from . import render
-from .examples import EXAMPLES, as_text
-from .inputs import (
-    MAX_CHARACTERS,
-    MAX_PASSAGES,
-    MAX_QUESTION,
-    Passages,
-    read_closed,
-    read_passage_list,
-    read_passages,
-    read_question,
-)
+from . import about, batch, render
+from .api import Api
+from .examples import EXAMPLES
+from .inputs import MAX_CHARACTERS, MAX_PASSAGES, MAX_QUESTION
+from .page import Page
+from .selectors import Selectors, named
+from .style import CSS, THEME
+from .uploads import FILE_TYPES, LEVELS, MAX_CANDIDATES, MAX_FILE, MAX_ROWS
 
-INTRODUCTION = """
-# Evidence gates
-
-Which passages support an answer? **Attention** says how strongly a passage was read, **permission** how strongly it
-may count, and their product, the **effective mass**, is all that its score is made of. Close a gate and that term is
-gone. A permission is not an access control: a closed passage is still read. It just does not count.
+TITLE = f"""
+<header class="eg-page"><h1>Attention is not evidence</h1>
+Something is always read. Whether it may count is another question: open and close the gates, and see.
+{render.legend()}</header>
 """
+PASTE_HINT = "A blank line between passages. A first line that begins with “# ” is a title."
 
-PASSAGES_HINT = "A blank line between passages. A first line that begins with “# ” is a title."
-
-
-class _Ranker:
-    """Checks what visitors send and ranks it; answers that were given lately are remembered."""
-
-    def __init__(self, model):
-        self._model = model
-        self.rank = lru_cache(maxsize=64)(self._rank)
-
-    def _rank(self, question: str, passages: Passages, closed: tuple[int, ...] = ()) -> dict:
-        listed = [{"text": text, **({} if title is None else {"title": title})} for title, text in passages]
-        return _or_sentence(lambda: self._model.rank(question, listed, revoke=list(closed), return_tokens=True))
-
-    def select(self, question: str, passages: list) -> dict:
-        """Rank passages by the support they give. `passages`: texts or {text, title}."""
-        return _without_tokens(self.rank(*_checked(question, passages)))
-
-    def revoke(self, question: str, passages: list, closed: list) -> dict:
-        """Rank again with gates closed. `closed`: positions of passages, from 0. Gives {before, after}."""
-        question, passages = _checked(question, passages)
-        with_gates_closed = _or_sentence(read_closed, closed, passages)
-        return {
-            "before": _without_tokens(self.rank(question, passages)),
-            "after": _without_tokens(self.rank(question, passages, with_gates_closed)),
-        }
-
-    def show(self, question: str, text: str, measure: str):
-        """Everything the page shows about a new question, and fresh gates to close."""
-        result = self.rank(*_checked(question, text))
-        gates = gr.CheckboxGroup(choices=render.choices(result), value=[])
-        return gates, *_views(result, None, measure)
-
-    def show_closed(self, question: str, text: str, closed: list, measure: str):
-        """The same with gates closed; what was before stands beside it."""
-        question, passages = _checked(question, text)
-        positions = _or_sentence(read_closed, closed, passages)
-        before = self.rank(question, passages) if positions else None
-        return _views(self.rank(question, passages, positions), before, measure)
+# Of handlers that run a model: together no more at a time than this, whichever they are.
+_MODEL = {"concurrency_id": "model", "concurrency_limit": 2, "api_visibility": "private"}
+_PLAIN = {"api_visibility": "private"}
+_LONGEST_SESSION = 3600  # seconds that a session's last question, and files to download, are kept
 
 
-def build(model) -> gr.Blocks:
-    """The page around a model; see `launch` for the options it must be served with."""
-    ranker = _Ranker(model)
-    with gr.Blocks(title="Evidence gates", analytics_enabled=False) as blocks:
-        gr.Markdown(INTRODUCTION)
-        first_question, first_passages = next(iter(EXAMPLES.values()))
-        with gr.Row():
-            with gr.Column(scale=2):
-                question = gr.Textbox(first_question, label="Question", max_length=MAX_QUESTION)
-                passages = gr.Textbox(
-                    as_text(first_passages),
-                    label=f"Passages (up to {MAX_PASSAGES})",
-                    info=PASSAGES_HINT,
-                    lines=14,
-                    max_lines=24,
-                    max_length=MAX_CHARACTERS,
-                )
-                button = gr.Button("Rank", variant="primary")
-                examples = gr.Examples(
-                    [[asked, as_text(listed)] for asked, listed in EXAMPLES.values()],
-                    inputs=[question, passages],
-                    example_labels=list(EXAMPLES),
-                    cache_examples=False,
-                    api_visibility="private",
-                )
-            with gr.Column(scale=3):
-                gauge = gr.HTML(container=True, padding=True)
-                bars = gr.HTML(container=True, padding=True)
-                gates = gr.CheckboxGroup(choices=[], label="Close the gate of")
-                measure = gr.Radio(list(render.MEASURES), value="effective", label="Colour the words by")
-                words = gr.HighlightedText(
-                    label="What was read, what may count", elem_id="eg-words", show_inline_category=False
-                )
-                with gr.Accordion("The result as data", open=False):
-                    data = gr.JSON(show_label=False)
-        views = [gauge, bars, words, data]
-        asked, page = [question, passages, measure], [gates, *views]
-        hidden = {"api_visibility": "undocumented"}
-        button.click(ranker.show, asked, page, api_name="show", **hidden)
-        question.submit(ranker.show, asked, page, api_visibility="private")
-        blocks.load(ranker.show, asked, page, api_visibility="private")
-        examples.load_input_event.then(ranker.show, asked, page, api_visibility="private")
-        closed = [question, passages, gates, measure]
-        gates.input(ranker.show_closed, closed, views, api_name="show_closed", **hidden)
-        measure.input(ranker.show_closed, closed, views, api_visibility="private")
-        gr.api(ranker.select, api_name="select")
-        gr.api(ranker.revoke, api_name="revoke")
-    return blocks.queue(max_size=32, default_concurrency_limit=1, api_open=False)
+def build(models) -> gr.Blocks:
+    """The page around one model, or a mapping of names to models; see `launch` for how it must be served."""
+    selectors = Selectors(named(models))
+    with gr.Blocks(
+        title="Evidence gates", analytics_enabled=False, delete_cache=(_LONGEST_SESSION, _LONGEST_SESSION)
+    ) as blocks:
+        api = Api(selectors)
+        # Before the events of the page, whose names would be taken for theirs otherwise.
+        for endpoint in (api.select, api.revoke, api.intervene, api.compare):
+            gr.api(endpoint, api_name=endpoint.__name__, concurrency_id="model", concurrency_limit=2)
+        page = Page(selectors, blocks.GRADIO_CACHE)
+        asked = gr.State(None, time_to_live=_LONGEST_SESSION)
+        gr.HTML(TITLE)
+        with gr.Tabs():
+            with gr.Tab("Select"):
+                inputs, ranked, start = _select(page, selectors)
+            with gr.Tab("Look inside"):
+                looked, inside_about = _inside(page, asked)
+            with gr.Tab("Intervene"):
+                edited, intervene_about = _intervene(page, asked)
+            with gr.Tab("Compare") as tab:
+                compare_about = _compare(page, selectors, asked, tab)
+            with gr.Tab("Batch"):
+                _batch(page, selectors)
+            with gr.Tab("About"):
+                _about(selectors)
+        shown = [asked, *ranked, *looked, inside_about, intervene_about, compare_about, *edited]
+        for event in (*start, blocks.load):
+            event(page.rank, inputs, shown, **_MODEL)
+    return blocks.queue(max_size=32, default_concurrency_limit=2, api_open=False)
 
 
 def launch(
-    model, *, host: str | None = None, port: int | None = None, browser: bool = False, block: bool = True
+    models, *, host: str | None = None, port: int | None = None, browser: bool = False, block: bool = True
 ) -> gr.Blocks:
-    """Serve the page. `host=None` leaves the address to Gradio's environment variables, as Spaces need it."""
-    blocks = build(model)
+    """Serve the page.
+
+    Args:
+        models: a model, or the allow-list as a mapping of names to models.
+        host (`str`, *optional*): `None` leaves the address to Gradio's environment variables, as Spaces need it.
+    """
+    blocks = build(models)
     blocks.launch(
         server_name=host,
         server_port=port,
@@ -133,38 +76,167 @@ def launch(
         share=False,
         strict_cors=True,
         show_error=False,
-        max_file_size="1mb",
+        allowed_paths=[],
+        max_file_size=MAX_FILE,
         ssr_mode=False,
-        css=render.CSS,
-        theme=gr.themes.Soft(),
+        css=CSS,
+        theme=THEME,
     )
     return blocks
 
 
-def _views(result: dict, before: dict | None, measure: str):
-    if measure not in render.MEASURES:
-        raise gr.Error("The colour must be attention, permission or effective.", print_exception=False)
-    return (
-        render.gauge(result, before),
-        render.bars(result, before),
-        render.highlights(result, measure),
-        _without_tokens(result),
+def _select(page, selectors):
+    first_question, first_passages = next(iter(EXAMPLES.values()))
+    with gr.Row():
+        with gr.Column(scale=1, min_width=320):
+            model = gr.Dropdown(list(selectors.names), value=selectors.names[0], label="Model")
+            question = gr.Textbox(first_question, label="Question", max_length=MAX_QUESTION, max_lines=4)
+            passages = gr.Dataframe(
+                _rows(first_passages),
+                headers=["title", "text"],
+                datatype="str",
+                type="array",
+                column_count=2,
+                column_widths=["32%", "68%"],
+                wrap=True,
+                interactive=True,
+                max_height=420,
+                label=f"Passages (up to {MAX_PASSAGES}, {MAX_CHARACTERS:,} characters)",
+                elem_id="eg-passages",
+            )
+            button = gr.Button("Rank", variant="primary")
+            examples = gr.Examples(
+                [[asked, _rows(listed)] for asked, listed in EXAMPLES.values()],
+                inputs=[question, passages],
+                example_labels=list(EXAMPLES),
+                cache_examples=False,
+                api_visibility="private",
+            )
+            with gr.Accordion("Paste many passages", open=False):
+                text = gr.Textbox(
+                    label="Passages as text", info=PASTE_HINT, lines=6, max_lines=14, max_length=MAX_CHARACTERS
+                )
+                paste = gr.Button("Put them into the table")
+            with gr.Accordion("Load a row from a file", open=False):
+                file = gr.File(label="JSONL, HotpotQA, 2WikiMultihopQA or MuSiQue", file_types=FILE_TYPES, height=120)
+                number = gr.Number(1, label="Row", precision=0, minimum=1, maximum=MAX_ROWS)
+                load = gr.Button("Put the row into the table")
+                loaded = gr.Markdown()
+        with gr.Column(scale=1, min_width=320):
+            headline, gauge, cards = (gr.HTML(padding=False) for _ in range(3))
+    paste.click(page.paste, text, passages, **_PLAIN)
+    load.click(page.load, [file, number], [question, passages, loaded], **_PLAIN)
+    start = (button.click, question.submit, examples.load_input_event.then)
+    return [model, question, passages], [headline, gauge, cards], start
+
+
+def _inside(page, asked):
+    about_it = gr.HTML()
+    words, heat = gr.HTML(), gr.HTML()
+    button = gr.Button("Make files: heatmap as PNG and SVG, result as JSON")
+    files = gr.File(label="Files", file_count="multiple", interactive=False, visible=False)
+    button.click(page.files, asked, files, **_MODEL)
+    return [words, heat, files], about_it
+
+
+def _intervene(page, asked):
+    about_it = gr.HTML()
+    with gr.Row():
+        with gr.Column(scale=2, min_width=320):
+            gr.HTML('<h2 class="eg-title">Permission of each passage</h2>')
+            sliders = [
+                gr.Slider(0, 1, step=0.01, visible=False, label=f"Passage {at}", elem_classes="eg-slider", buttons=[])
+                for at in range(1, MAX_PASSAGES + 1)
+            ]
+            closed = gr.CheckboxGroup([], label="Close the gate of")
+            with gr.Accordion("Change the input: mask, duplicate, swap", open=False):
+                masked = gr.CheckboxGroup([], label="Mask from the input")
+                copied = gr.CheckboxGroup([], label="Add a copy of")
+                swapped = gr.CheckboxGroup([], label="Swap two")
+            reset = gr.Button("Reset")
+        with gr.Column(scale=3, min_width=320):
+            gr.HTML('<h2 class="eg-title">What changed</h2>')
+            told, table, gauge = gr.HTML(), gr.HTML(), gr.HTML()
+            answer = gr.Button("Answer before and after", visible=False)
+            answers = gr.HTML()
+    settings = [asked, closed, masked, copied, swapped, *sliders]
+    views = [told, table, gauge]
+    everything = [*sliders, closed, masked, copied, swapped, answer, answers, *views]
+    live = {"show_progress": "hidden", "trigger_mode": "always_last", **_MODEL}
+    closed.input(page.close, settings, [*sliders, *views], **live)
+    moved = [widget.input for widget in (masked, copied, swapped, *sliders)]
+    gr.on(moved, page.change, settings, [closed, *views], **live)
+    reset.click(page.reset, asked, everything, **_MODEL)
+    answer.click(page.answers, settings, answers, **_MODEL)
+    return everything, about_it
+
+
+def _compare(page, selectors, asked, tab):
+    about_it = gr.HTML()
+    with gr.Row():
+        first, second = (
+            gr.Dropdown(list(selectors.views), value=selectors.views[min(at, len(selectors.views) - 1)], label=side)
+            for at, side in enumerate("AB")
+        )
+    table = gr.HTML()
+    gr.on([tab.select, first.input, second.input], page.compare, [asked, first, second], table, **_MODEL)
+    return about_it
+
+
+def _batch(page, selectors):
+    gr.HTML(
+        f"<p>Rows of JSON with a question and its candidates, up to {MAX_ROWS} rows of {MAX_CANDIDATES} candidates "
+        f"and {MAX_FILE // 1_000_000} MB. Labels, where there are any, tell which evidence was missed.</p>"
     )
+    with gr.Row():
+        with gr.Column(scale=1, min_width=300):
+            model = gr.Dropdown(list(selectors.names), value=selectors.names[0], label="Model")
+            file = gr.File(label="JSONL, HotpotQA, 2WikiMultihopQA or MuSiQue", file_types=FILE_TYPES, height=140)
+            level = gr.Radio(list(LEVELS), value=LEVELS[0], label="Candidates of multi-hop files")
+            run = gr.Button("Run", variant="primary")
+            stop = gr.Button("Stop", variant="stop", interactive=False)
+        with gr.Column(scale=3, min_width=320):
+            progress = gr.HTML()
+            filters = gr.CheckboxGroup(list(batch.FILTERS), label="Only rows with")
+            table = gr.Dataframe(
+                headers=list(batch.HEADERS),
+                datatype="str",
+                type="array",
+                interactive=False,
+                wrap=True,
+                label="Questions",
+                visible=False,
+                column_widths=[60, 120, 320, 200, 110, 110, 110, 150, 150],
+            )
+            files = gr.File(label="Files: table and ledger", file_count="multiple", interactive=False, visible=False)
+    done = gr.State(None, time_to_live=_LONGEST_SESSION)
+    run.click(
+        page.batch,
+        [model, file, level, filters],
+        [done, progress, table, files, stop],
+        concurrency_id="batch",
+        concurrency_limit=1,
+        show_progress="hidden",
+        **_PLAIN,
+    )
+    stop.click(page.stop, None, stop, queue=False, **_PLAIN)
+    filters.input(page.filter, [done, filters], table, **_PLAIN)
 
 
-def _checked(question: Any, passages: Any) -> tuple[str, Passages]:
-    read = read_passages if isinstance(passages, str) else read_passage_list
-    return _or_sentence(read_question, question), _or_sentence(read, passages)
+def _about(selectors):
+    gr.HTML(about.OPERATOR)
+    gr.Markdown(about.MEANING)
+    for name in selectors.names:
+        model = selectors[name].model
+        gr.Markdown(f"## Measured: {name}")
+        gr.HTML(about.results(model))
+        address, text = about.link(model), about.card(model)
+        if address:
+            gr.Markdown(f"[Model card of {name}]({address})")
+        if text:
+            with gr.Accordion(f"Model card of {name}", open=False):
+                gr.Markdown(text)
 
 
-def _or_sentence(read, *values):
-    """`read(*values)`, with its complaint shown to the visitor. The message is shown as HTML, so it is escaped."""
-    try:
-        return read(*values)
-    except ValueError as error:
-        raise gr.Error(escape(str(error)), print_exception=False) from None
-
-
-def _without_tokens(result: dict) -> dict:
-    evidence = [{key: value for key, value in item.items() if key != "tokens"} for item in result["evidence"]]
-    return {**result, "evidence": evidence}
+def _rows(passages):
+    return [[passage["title"], passage["text"]] for passage in passages]

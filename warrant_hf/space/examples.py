@@ -105,12 +105,66 @@ LOOKALIKES = (
     ],
 )
 
+# Something is read, because attention sums to one; nothing of it tells the number.
+MISSING = (
+    "How many people live in Brandt?",
+    [
+        {
+            "title": "People of Brandt",
+            "text": "How many people live in Brandt was the subject of a long debate in the town council.",
+        },
+        {"title": "Census", "text": "A census counts how many people live in a country."},
+        {"title": "Brandt Castle", "text": "The castle of Brandt was built by the counts of Selve."},
+        {"title": "Brandt market", "text": "The market of Brandt is held on Saturdays in front of the town hall."},
+    ],
+)
+
+# The same list, but one passage tells it, in other words than the question.
+SUPPORTED = (
+    MISSING[0],
+    [*MISSING[1][:1], {"title": "Brandt", "text": "Brandt is a town with a population of 41,000."}, *MISSING[1][1:]],
+)
+
+# The first passage repeats the question almost word for word and says nothing about it.
+TRAP = (
+    "What is the capital of the province of Selve?",
+    [
+        {
+            "title": "Capital",
+            "text": "A capital is the city in which the government of a country or province sits. What is the capital "
+            "of a province is decided by law.",
+        },
+        {"title": "Selve", "text": "Selve is a province in the north. Its capital is the city of Brandt."},
+        {"title": "Capital letter", "text": "A capital letter is used at the beginning of a sentence."},
+        {"title": "Province", "text": "A province is a part of a country."},
+    ],
+)
+
+_PORTS = ("Alm", "Berrin", "Carrow", "Dunmore", "Elsby", "Fenwick")
+_ISLANDS = (
+    "Aske", "Borrow", "Calder", "Drumm", "Eda", "Farrow", "Gale", "Harn", "Inver", "Jura Minor", "Kell", "Lund",
+    "Marr", "Norby", "Ostra", "Penn", "Quill", "Rona", "Sulby", "Tarn", "Ulva Sound", "Vane", "Wick", "Yarrow",
+)  # fmt: skip
+
+# One sentence in twenty-four, all of one form: an even share of the attention is four per cent.
+LONG = (
+    "From which port does the ferry to the island of Tarn leave?",
+    [
+        {"title": island, "text": f"The ferry to the island of {island} leaves from {_PORTS[at % len(_PORTS)]}."}
+        for at, island in enumerate(_ISLANDS)
+    ],
+)
+
 EXAMPLES = {
+    "Something is always read": MISSING,
+    "The same, with an answer": SUPPORTED,
+    "Same words, no support": TRAP,
     "Two passages hold the answer": COMPARISON,
     "One passage leads to the other": BRIDGE,
     "Names that look alike": LOOKALIKES,
     "One fact, three times": REPEATED,
     "No passage answers": NO_EVIDENCE,
+    "A long list": LONG,
 }
 
 

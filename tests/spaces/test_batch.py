@@ -1,0 +1,108 @@
+import csv
+import io
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from warrant_hf.diagnostics.ledger_files import read_ledger  # noqa: E402
+from warrant_hf.space import batch, uploads  # noqa: E402
+from warrant_hf.space.selectors import Selectors  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def selector(tiny_model):
+    return Selectors({"tiny": tiny_model})["tiny"]
+
+
+def finished(selector, file, stop=lambda: False):
+    return list(batch.run(selector, uploads.read_batch(str(file), "sentence"), stop))[-1]
+
+
+def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, tmp_path):
+    file, rows = rows_file(4)
+    done = finished(selector, file)
+    (tmp_path / "ledger.jsonl").write_bytes(done.ledger)
+    records = list(read_ledger(tmp_path / "ledger.jsonl"))
+    assert len(records) == sum(len(row["candidates"]) for row in rows)
+    assert {record.question_id for record in records} == {row["id"] for row in rows}
+    for row, shown in zip(rows, done.rows, strict=True):
+        texts = [{"title": c.get("title"), "text": c["text"]} for c in row["candidates"]]
+        evidence = selector.model.rank(row["question"], texts)["evidence"]
+        assert shown[4] == pytest.approx(evidence[0]["probability"], abs=5e-4)
+        golds = [at for at, candidate in enumerate(row["candidates"]) if candidate.get("label") == 1]
+        first = {item["index"] for item in evidence[: len(golds)]}
+        assert shown[batch.HEADERS.index("gold missed")] == (len(set(golds) - first) if golds else "")
+        selected = {record.index for record in records if record.question_id == row["id"] and record.selected}
+        assert selected == (first if golds else set())
+    assert done.told() == "Done: 4 of 4 questions."
+
+
+def test_filters_keep_rows_with_more_than_none(selector, rows_file):
+    done = finished(selector, rows_file(6)[0])
+    assert batch.filtered(done, []) == done.rows
+    for name in batch.FILTERS:
+        column = batch.HEADERS.index(name)
+        assert batch.filtered(done, [name]) == [row for row in done.rows if row[column] not in ("", 0)]
+    assert batch.filtered(None, []) == []
+    with pytest.raises(ValueError, match="Filters must be"):
+        batch.filtered(done, ["other"])
+
+
+def test_a_stopped_batch_keeps_what_it_has(selector, rows_file, tmp_path):
+    asked = iter([False, False, True])
+    done = finished(selector, rows_file(5)[0], lambda: next(asked))
+    assert done.stopped and len(done.rows) == 2 and "Stopped after 2 of 5" in done.told()
+    (tmp_path / "ledger.jsonl").write_bytes(done.ledger)
+    assert len({record.decision_id for record in read_ledger(tmp_path / "ledger.jsonl")}) == 2
+
+
+def test_a_table_is_no_program():
+    done = batch.Batch(1, [[1, "=1+1", "-q", "@x", 0.5, 0.5, "", 0, 0]])
+    head, row = csv.reader(io.StringIO(batch.table_file(done).decode()))
+    assert tuple(head) == batch.HEADERS and row[:5] == ["1", "'=1+1", "'-q", "'@x", "0.5"]
+
+
+@pytest.mark.parametrize(
+    "name, content, expected",
+    [
+        ("a.jsonl", b"not json\n", r"^a\.jsonl, line 1: this is not JSON"),
+        ("a.jsonl", b'{"question": "q"}\n', r"^a\.jsonl, line 1: the format is unknown"),
+        ("a.jsonl", b"", r"^a\.jsonl: it holds no rows"),
+        ("a.jsonl", b"\xff\xfe", r"^a\.jsonl, line 1: byte 0"),
+        ("a.jsonl", b"\x1f\x8b\x08", "is compressed"),
+        ("a.parquet", b"PAR1", "named .jsonl or .json"),
+        ("a.jsonl", b'{"question": "q", "candidates": ["x"]}\n' * 101, "more than 100 rows"),
+        ("a.jsonl", b" " * 2_000_001, "larger than 2 MB"),
+        ("a.json", b'[{"question": "q", "candidates": ["x' + b'", "x' * 128 + b'"]}]', "Row 1 has 129 candidates"),
+        ("a.json", b'[{"question": "q", "candidates": ["' + b"x" * 100_001 + b'"]}]', "100,001 characters"),
+        ("a.json", b'[{"question": "' + b"q" * 1001 + b'", "candidates": ["x"]}]', "Row 1: The question has 1,001"),
+    ],
+)
+def test_bad_files_are_refused_with_a_sentence(tmp_path, name, content, expected):
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=expected) as caught:
+        uploads.read_batch(str(file), "sentence")
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_one_row_of_a_file(rows_file, tmp_path):
+    file, rows = rows_file(3)
+    question, passages, count = uploads.read_row(str(file), 2)
+    assert question == rows[1]["question"] and count == 3
+    assert [text for _, text in passages] == [candidate["text"] for candidate in rows[1]["candidates"]]
+    for number in (0, 4, 1.5, None):
+        with pytest.raises(ValueError, match="from 1 to 3"):
+            uploads.read_row(str(file), number)
+    hotpot = tmp_path / "h.json"
+    hotpot.write_text('[{"_id": "a", "question": "q", "context": [["T", ["One.", " Two."]], ["U", ["Three."]]]}]')
+    assert uploads.read_row(str(hotpot), 1)[1] == (("T", "One. Two."), ("U", "Three."))
+    hotpot.write_text('[{"question": "q", "candidates": ["' + '", "'.join("x" * 33) + '"]}]')
+    with pytest.raises(ValueError, match="Row 1: There are more than 32"):
+        uploads.read_row(str(hotpot), 1)
+    for wrong in (None, ""):
+        with pytest.raises(ValueError, match="no file"):
+            uploads.read_row(wrong, 1)
+    with pytest.raises(ValueError, match="level must be"):
+        uploads.read_file(str(file), "word")

@@ -1,0 +1,148 @@
+import math
+
+import pytest
+
+pytest.importorskip("gradio")
+
+from tests.spaces.conftest import HOSTILE, PASSAGES, QUESTION  # noqa: E402
+from warrant_hf.space import compare, intervene, render  # noqa: E402
+from warrant_hf.space.inputs import MAX_PASSAGES, read_passage_list  # noqa: E402
+from warrant_hf.space.intervene import Edit, read_edit  # noqa: E402
+from warrant_hf.space.selectors import Selectors  # noqa: E402
+
+LISTED = read_passage_list(PASSAGES)
+LEARNED = (None,) * len(LISTED)
+
+
+@pytest.fixture(scope="module")
+def selectors(tiny_model, tiny_fid):
+    return Selectors({"tiny": tiny_model, "tiny fid": tiny_fid})
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny fid"])
+@pytest.mark.parametrize("permissions", [(None, 0.0, None, None), (0.25, None, 1.0, 0.0), (0.5,) * 4])
+def test_scores_are_those_of_permission_override(selectors, overridden, name, permissions):
+    result = selectors[name].rank(QUESTION, LISTED, permissions)
+    output = overridden(selectors[name].model, QUESTION, PASSAGES, permissions)
+    for item in result["evidence"]:
+        at = item["index"]
+        assert item["score"] == float(output.logits[0, at])
+        for field in ("attention", "permission", "effective"):
+            assert item[field] == float(output[field][0, at])
+        assert item["revoked"] is (permissions[at] == 0)
+        if permissions[at] is not None:
+            assert {token["permission"] for token in item["tokens"]} == {permissions[at]}
+    assert result["mass"] == float(output.mass[0])
+    assert [item["rank"] for item in result["evidence"]] == [1, 2, 3, 4]
+    scores = [item["score"] for item in result["evidence"]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_what_a_slider_adds_to_a_logit_is_the_log_of_its_permission(selectors):
+    edit = Edit((None, 0.25, None, None))
+    outcome = intervene.apply(selectors["tiny"], QUESTION, LISTED, edit)
+    beta = float(selectors["tiny"].model.readout.beta)
+    learned = {item["index"]: item["permission"] for item in outcome["before"]["evidence"]}[1]
+    effects = {change["index"]: change["effect"] for change in outcome["changes"]}
+    assert effects[1]["total"] == pytest.approx(beta * math.log(0.25 / learned), abs=1e-4)
+    assert effects[1]["permission"] == pytest.approx(effects[1]["total"], abs=1e-5)
+    for at in (0, 2, 3):
+        assert effects[at]["total"] == pytest.approx(0, abs=1e-5)
+    said = intervene.told(outcome, edit, render.numbered_names(LISTED))
+    assert "Set “<bdi>2. york</bdi>”" in said and "No other score moved." in said
+    assert "by attention" not in intervene.table(outcome, render.numbered_names(LISTED))
+
+
+def test_masking_is_leaving_out(selectors, tiny_model):
+    outcome = intervene.apply(selectors["tiny"], QUESTION, LISTED, Edit(LEARNED, masked=(0,)))
+    alone = tiny_model.rank(QUESTION, PASSAGES[1:])
+    assert [item["score"] for item in outcome["after"]["evidence"]] == [item["score"] for item in alone["evidence"]]
+    gone = outcome["changes"][-1]
+    assert gone["index"] == 0 and gone["after"] is None and gone["effect"] is None
+    for change in outcome["changes"][:-1]:
+        effect = change["effect"]
+        assert effect["total"] == pytest.approx(effect["permission"] + effect["attention"] + effect["list"])
+        assert effect["permission"] == pytest.approx(0, abs=1e-4)  # a gate does not see the other passages
+    assert "by attention" in intervene.table(outcome, render.numbered_names(LISTED))
+
+
+def test_a_copy_shares_the_attention_and_a_swap_changes_nothing(selectors):
+    outcome = intervene.apply(selectors["tiny"], QUESTION, LISTED, Edit((0.0, None, None, None), copied=(0,)))
+    copy = outcome["changes"][-1]
+    old = {item["index"]: item for item in outcome["before"]["evidence"]}
+    assert copy["copy"] and copy["index"] == 0 and copy["after"]["permission"] == pytest.approx(old[0]["permission"])
+    assert copy["after"]["attention"] < old[0]["attention"]
+    swapped = intervene.apply(selectors["tiny"], QUESTION, LISTED, Edit(LEARNED, swapped=(0, 3)))
+    assert [change["index"] for change in swapped["changes"]] == [3, 1, 2, 0]
+    for change in swapped["changes"]:
+        assert change["after"]["text"] == LISTED[change["index"]][1]
+        assert change["effect"]["total"] == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"permissions": [1]}, "1 entries for 4"),
+        ({"permissions": [1, 2, 1, 1]}, r"permissions\[1\]"),
+        ({"permissions": [1, float("nan"), 1, 1]}, r"permissions\[1\]"),
+        ({"permissions": [True, 1, 1, 1]}, r"permissions\[0\]"),
+        ({"masked": [4]}, "masked must hold"),
+        ({"masked": [0, 1, 2, 3]}, "Every passage is masked"),
+        ({"copied": "0"}, "duplicated must be a list"),
+        ({"swapped": [1]}, "two passages to swap"),
+    ],
+)
+def test_edits_are_checked(changes, expected):
+    with pytest.raises(ValueError, match=expected):
+        read_edit(LISTED, **({"permissions": [], "masked": [], "copied": [], "swapped": []} | changes))
+
+
+def test_copies_count_towards_the_limit(selectors):
+    many = tuple((None, f"text {at}") for at in range(MAX_PASSAGES))
+    with pytest.raises(ValueError, match="more than 32"):
+        intervene.apply(selectors["tiny"], QUESTION, many, Edit((None,) * MAX_PASSAGES, copied=(0,)))
+
+
+def test_the_answer_follows_the_gates(selectors, tiny_fid, overridden):
+    import torch
+
+    permissions = (0.0, None, 0.0, 1.0)
+    assert selectors["tiny fid"].answer(QUESTION, LISTED) == tiny_fid.answer(QUESTION, PASSAGES)["answer"]
+    values = torch.tensor([[math.nan if value is None else value for value in permissions]])
+    inputs = tiny_fid.processor([QUESTION], [PASSAGES])
+    tokens = tiny_fid.generate(**inputs, permission_override=values, max_new_tokens=32)
+    expected = tiny_fid.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)[0].strip()
+    assert selectors["tiny fid"].answer(QUESTION, LISTED, permissions) == expected
+
+
+def test_all_gates_open_is_override_1_and_differences_are_named(selectors, overridden):
+    assert selectors.views == ("tiny", "tiny, all gates open", "tiny fid", "tiny fid, all gates open")
+    learned = selectors.view("tiny", QUESTION, LISTED)
+    opened = selectors.view("tiny, all gates open", QUESTION, LISTED)
+    output = overridden(selectors["tiny"].model, QUESTION, PASSAGES, (1.0,) * 4)
+    assert {item["index"]: item["score"] for item in opened["evidence"]} == dict(enumerate(output.logits[0].tolist()))
+    twins = {item["index"]: item for item in opened["evidence"]}
+    for item in learned["evidence"]:
+        marked = compare.differences(item, twins[item["index"]])
+        assert ("permission" in marked) == (1 - item["permission"] >= 0.2)
+        assert ("rank" in marked) == (item["rank"] != twins[item["index"]]["rank"])
+    same = compare.side_by_side(learned, learned, ("tiny", "tiny"))
+    assert "0 of 4 passages differ." in same and 'class="eg-differs"' not in same
+
+
+@pytest.mark.parametrize("name", ["other", "../tiny", "", 3, None, "tiny, all gates open, all gates open"])
+def test_only_models_of_the_allow_list(selectors, name):
+    with pytest.raises(ValueError, match="model must be one of: tiny"):
+        selectors.view(name, QUESTION, LISTED)
+    with pytest.raises(ValueError, match="model must be one of: tiny"):
+        selectors[name]
+
+
+def test_names_in_tables_are_escaped(selectors):
+    hostile = read_passage_list([{"title": HOSTILE, "text": HOSTILE}, "x"])
+    edit = Edit((0.0, None), copied=(0,))
+    outcome = intervene.apply(selectors["tiny"], HOSTILE, hostile, edit)
+    names = render.numbered_names(hostile)
+    shown = intervene.told(outcome, edit, names) + intervene.table(outcome, names)
+    shown += compare.side_by_side(outcome["before"], outcome["before"], ("a", "b"))
+    assert "<img" not in shown and "<script" not in shown and "&lt;img" in shown

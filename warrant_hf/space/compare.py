@@ -1,0 +1,62 @@
+"""Two models, or two variants of one, on the same input; what differs is marked in words and not by colour alone."""
+
+from __future__ import annotations
+
+from html import escape
+
+from .render import line, short_name, user_text
+
+#: From which difference on a value counts as different.
+DIFFERS = {"probability": 0.1, "permission": 0.2, "effective": 0.1}
+
+
+def side_by_side(one: dict, other: dict, names: tuple[str, str]) -> str:
+    """Two results of the same passages as one table, in the rank order of the first."""
+    second = {item["index"]: item for item in other["evidence"]}
+    heads = "".join(f'<th scope="col">{measure}, {side}</th>' for measure in ("rank", *DIFFERS) for side in ("A", "B"))
+    rows, moved = [], 0
+    for item in one["evidence"]:
+        twin = second[item["index"]]
+        cells, marks = _cells(item, twin)
+        moved += bool(marks)
+        found = f"differs in {', '.join(marks)}" if marks else "the same"
+        rows.append(
+            f'<tr><th scope="row"{" class=eg-differs" if marks else ""}>{user_text(short_name(item, 60))}'
+            f'<div class="eg-note">{found}</div></th>{cells}</tr>'
+        )
+    gauges = "".join(
+        f'<section><h2 class="eg-title">{side}: {escape(name)}</h2>'
+        + line("answerable", "answer", result["answerability"])
+        + line("effective, all", "effective", result["mass"])
+        + "</section>"
+        for side, name, result in zip("AB", names, (one, other), strict=True)
+    )
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in DIFFERS.items())
+    return (
+        f'<div class="eg-answers">{gauges}</div>'
+        f"<p>{moved} of {len(rows)} passages differ.</p>"
+        '<div class="eg-scroll" tabindex="0" role="region" aria-label="A and B"><table class="eg-table">'
+        f'<thead><tr><th scope="col">passage</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<p class="eg-note">A passage differs with another rank, or from these differences on: {limits}.</p>'
+    )
+
+
+def differences(item: dict, twin: dict) -> list[str]:
+    """In what one passage differs between two results."""
+    marks = ["rank"] if item["rank"] != twin["rank"] else []
+    return marks + [
+        name
+        for name, limit in DIFFERS.items()
+        if item[name] is not None and twin[name] is not None and abs(item[name] - twin[name]) >= limit
+    ]
+
+
+def _cells(item, twin) -> tuple[str, list[str]]:
+    marks, cells = differences(item, twin), ""
+    for name in ("rank", *DIFFERS):
+        mark = ' class="eg-differs"' if name in marks else ""
+        for side in (item, twin):
+            value = side[name]
+            shown = "none" if value is None else str(value) if name == "rank" else f"{value:.3f}"
+            cells += f"<td{mark if side is twin else ''}>{shown}</td>"
+    return cells, marks

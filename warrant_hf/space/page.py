@@ -1,0 +1,198 @@
+"""What the page does when a visitor does something: from values of widgets to values of widgets."""
+
+from __future__ import annotations
+
+import gradio as gr
+from gradio.processing_utils import save_bytes_to_cache
+
+from . import batch, compare, figure, inside, intervene, render, uploads
+from .inputs import MAX_PASSAGES, read_passages, read_question, read_table
+from .refusals import or_sentence
+from .selectors import Selectors
+
+_DIGITS = 2  # of a slider
+
+
+class Page:
+    """The handlers. `asked`, the state of a session, is (model, question, passages) as they were ranked last.
+
+    Args:
+        selectors: the allow-list.
+        cache: folder of files to download; Gradio serves it, and empties it from time to time.
+    """
+
+    def __init__(self, selectors: Selectors, cache: str):
+        self._selectors, self._cache = selectors, cache
+        self._stopping: set[str] = set()
+
+    # Select and look inside.
+
+    def rank(self, model, question, rows):
+        """A new question: everything that shows it, and interventions undone."""
+        asked = (
+            or_sentence(self._selectors.__getitem__, model).name,
+            or_sentence(read_question, question),
+            or_sentence(read_table, rows),
+        )
+        result = or_sentence(self._selectors[model].rank, asked[1], asked[2])
+        about = render.asked(asked[1], len(asked[2]), asked[0])
+        shown = [render.headline(result), render.gauge(result), render.cards(result)]
+        looked = [inside.highlights(result), inside.heatmap(result), gr.File(None, visible=False)]
+        return [asked, *shown, *looked, about, about, about, *self.reset(asked)]
+
+    def files(self, asked):
+        """Heatmap and result as files."""
+        model, question, passages = _given(asked)
+        result = self._selectors[model].rank(question, passages)
+        pictures = {} if result["mass"] is None else {
+            f"heatmap.{kind}": figure.heatmap_file(result, kind) for kind in ("png", "svg")
+        }  # fmt: skip
+        return self._files({**pictures, "evidence.json": figure.result_file(result)})
+
+    # Inputs.
+
+    def paste(self, text):
+        """Pasted passages as rows."""
+        return _rows(or_sentence(read_passages, text))
+
+    def load(self, path, number):
+        """A row of a file as question and passages."""
+        question, passages, count = or_sentence(uploads.read_row, path, number)
+        return question, _rows(passages), f"Row {int(number)} of {count} is in the table."
+
+    # Intervene.
+
+    def reset(self, asked):
+        """Sliders at the learned permissions, everything else unchanged."""
+        model, question, passages = _given(asked)
+        selector = self._selectors[model]
+        learned, names = self._learned(asked), render.numbered_names(passages)
+        sliders = [
+            gr.Slider(label=names[at], value=learned[at], visible=selector.has_permission)
+            if at < len(passages)
+            else gr.Slider(visible=False)
+            for at in range(MAX_PASSAGES)
+        ]
+        # Each box says what it does: to a screen reader the four groups have no names.
+        groups = [
+            gr.CheckboxGroup(
+                choices=[(f"{verb} {name}", at) for at, name in enumerate(names)], value=[], visible=shown
+            )
+            for verb, shown in {"Close": selector.has_permission, "Mask": True, "Copy": True, "Swap": True}.items()
+        ]
+        answers = gr.Button(visible=selector.answers)
+        return [*sliders, *groups, answers, "", *self._changed(asked, [], [], [], [], learned)]
+
+    def close(self, asked, closed, masked, copied, swapped, *sliders):
+        """Gates ticked or unticked: their sliders follow."""
+        learned = self._learned(asked)
+        values = [
+            0 if at in closed else learned[at] if value == 0 and at < len(learned) else value
+            for at, value in enumerate(sliders)
+        ]
+        return [*values, *self._changed(asked, closed, masked, copied, swapped, values)]
+
+    def change(self, asked, closed, masked, copied, swapped, *sliders):
+        """Anything else changed: the ticks of closed gates follow the sliders."""
+        learned = self._learned(asked)
+        closed = [at for at, value in enumerate(learned) if sliders[at] == 0 and (at in closed or value != 0)]
+        return [closed, *self._changed(asked, closed, masked, copied, swapped, sliders)]
+
+    def answers(self, asked, closed, masked, copied, swapped, *sliders):
+        """What a reader that generates says before and after."""
+        model, question, passages = _given(asked)
+        edit = self._edit(asked, closed, masked, copied, swapped, sliders)
+        order = edit.order()
+        changed = tuple(passages[at] for at, _ in order)
+        permissions = tuple(None if copy else edit.permissions[at] for at, copy in order)
+        selector = self._selectors[model]
+        said = {
+            "Answer before": or_sentence(selector.answer, question, passages),
+            "Answer after": or_sentence(selector.answer, question, changed, permissions),
+        }
+        parts = (
+            f'<section><h2 class="eg-title">{when}</h2><p>{render.user_text(text or "(no words)")}</p></section>'
+            for when, text in said.items()
+        )
+        return f'<div class="eg-answers">{"".join(parts)}</div>'
+
+    def _changed(self, asked, closed, masked, copied, swapped, sliders):
+        model, question, passages = _given(asked)
+        edit = self._edit(asked, closed, masked, copied, swapped, sliders)
+        outcome = or_sentence(intervene.apply, self._selectors[model], question, passages, edit)
+        names = render.numbered_names(passages)
+        gauge = render.gauge(outcome["after"], outcome["before"])
+        return intervene.told(outcome, edit, names), intervene.table(outcome, names), gauge
+
+    def _edit(self, asked, closed, masked, copied, swapped, sliders):
+        _, _, passages = _given(asked)
+        # A slider where it was put stands for the learned permission, with all its digits.
+        permissions = [
+            0.0 if at in closed else None if sliders[at] == value else sliders[at]
+            for at, value in enumerate(self._learned(asked))
+        ]
+        pair = swapped if len(swapped) != 1 else []  # the other one is still to be ticked
+        return or_sentence(intervene.read_edit, passages, permissions, masked, copied, pair)
+
+    def _learned(self, asked):
+        model, question, passages = _given(asked)
+        evidence = sorted(self._selectors[model].rank(question, passages)["evidence"], key=lambda item: item["index"])
+        return [round(item["permission"] or 0.0, _DIGITS) for item in evidence]
+
+    # Compare.
+
+    def compare(self, asked, first, second):
+        """Two views of the allow-list side by side."""
+        _, question, passages = _given(asked)
+        results = [or_sentence(self._selectors.view, view, question, passages) for view in (first, second)]
+        return compare.side_by_side(*results, (first, second))
+
+    # Batch.
+
+    def batch(self, model, path, level, chosen, request: gr.Request):
+        """Ranks the rows of a file, one at a time."""
+        session = str(request.session_hash)
+        selector = or_sentence(self._selectors.__getitem__, model)
+        rows = or_sentence(uploads.read_batch, path, level)
+        self._stopping.discard(session)
+        progress, waiting = batch.run(selector, rows, lambda: session in self._stopping), gr.Button(interactive=True)
+        nothing = batch.Batch(len(rows))
+        yield nothing, _progress(nothing), gr.Dataframe([], visible=False), gr.File(None, visible=False), waiting
+        try:
+            while (done := or_sentence(next, progress, None)) is not None:
+                files = gr.File(visible=False)
+                if done.ledger:
+                    files = self._files({"table.csv": batch.table_file(done), "ledger.jsonl": done.ledger})
+                over = done.stopped or bool(done.ledger)
+                table = gr.Dataframe(batch.filtered(done, chosen), visible=True)
+                yield done, _progress(done), table, files, gr.Button(interactive=not over)
+        finally:
+            progress.close()
+            self._stopping.discard(session)
+
+    def stop(self, request: gr.Request):
+        """Stops the batch of this session after the question that is being read."""
+        self._stopping.add(str(request.session_hash))
+        return gr.Button(interactive=False)
+
+    def filter(self, done, chosen):
+        """The rows of the batch that pass the filters."""
+        return or_sentence(batch.filtered, done, chosen)
+
+    def _files(self, contents):
+        return gr.File([save_bytes_to_cache(data, name, self._cache) for name, data in contents.items()], visible=True)
+
+
+def _progress(done: batch.Batch) -> str:
+    share = f'<progress max="{done.total}" value="{len(done.rows)}" aria-label="Questions read"></progress>'
+    return f'<p role="status">{share} {done.told()}</p>'
+
+
+def _rows(passages):
+    return [[title or "", text] for title, text in passages]
+
+
+def _given(asked):
+    if asked is None:
+        raise gr.Error("Your session has ended: press Rank once more.", print_exception=False)
+    return asked
