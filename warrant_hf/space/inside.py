@@ -92,7 +92,7 @@ def _legend(top):
         for measure, end in ends.items()
     )
     return (
-        f'<ul class="eg-scales">{scales}</ul><p class="eg-note">A word that is dark under attention and light under '
+        f'<ul class="eg-scales">{scales}</ul><p class="eg-note">A word that is coloured under attention and not under '
         "effective was read, and does not count.</p>"
     )
 
