@@ -25,6 +25,9 @@ _EXTRAS = {
     "pyarrow": "train",
     "matplotlib": "experiments",
     "scipy": "experiments",
+    "onnx": "export",
+    "onnxscript": "export",
+    "onnxruntime": "export",
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
@@ -132,6 +135,10 @@ def select(
     ] = None,
     model: Model = None,
     batch_size: BatchSize = 8,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="With --jsonl: keep finished parts in OUT.parts, and go on from those there."),
+    ] = False,
 ) -> None:
     """Rank passages by the support they give: attention, permission and effective mass of each.
 
@@ -151,6 +158,7 @@ def select(
         ledger=ledger,
         model=model,
         batch_size=batch_size,
+        resume=resume,
     )
 
 
@@ -366,6 +374,18 @@ def serve(
         batch_candidates=batch_candidates,
         batch_wait_ms=batch_wait_ms,
     )
+
+
+@app.command("export")
+def export_model(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for model.onnx, processor, config and README.md.")],
+    model: Model = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Also write model_int8.onnx, with weights of 8 bits.")] = False,
+) -> None:
+    """Write an encoder selector as ONNX; its scores are compared with the selector's before anything is kept."""
+    from warrant_hf.commands.export import run
+
+    run(out=out, model=model, int8=int8)
 
 
 @app.command()

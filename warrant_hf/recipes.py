@@ -34,11 +34,26 @@ class DataSettings(pydantic.BaseModel, extra="forbid"):
 
 
 class LoraSettings(pydantic.BaseModel, extra="forbid"):
-    """LoRA on every linear layer of the encoder above `frozen_layers`; the readout is trained in full."""
+    """A PEFT adapter on every linear layer of the encoder above `frozen_layers`; the readout is trained in full.
 
+    Args:
+        method: `"lora"`; `"dora"`, which learns the magnitudes of the weights apart; `"ia3"`, a factor for each output
+            of a layer; or `"gate"`, which leaves encoder and readout alone and trains the permission gate.
+        r, alpha, dropout: of `"lora"` and `"dora"`.
+    """
+
+    method: Literal["lora", "dora", "ia3", "gate"] = "lora"
     r: int = Field(16, ge=1)
     alpha: int = Field(32, ge=1)
     dropout: float = Field(0.0, ge=0, lt=1)
+
+    @pydantic.model_validator(mode="after")
+    def _only_what_the_method_has(self):
+        if self.method in ("ia3", "gate"):
+            for name in ("r", "alpha", "dropout"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} is a setting of lora and dora, and method is {self.method!r}; remove it")
+        return self
 
 
 class Recipe(pydantic.BaseModel, extra="forbid"):
@@ -51,7 +66,7 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         model: fields of the selector's config (`WarrantEncoderConfig`, `WarrantFiDConfig` or `WarrantLEDConfig`, by
             the kind of `base_model`).
         encoder: fields of the encoder's own config to change, such as its dropout.
-        lora: LoRA settings, or null to train the encoder itself.
+        lora: settings of an adapter, or null to train the encoder itself.
         data: see `DataSettings`.
         training: fields of `EvidenceTrainingArguments`.
         seed: of weights, dropout, order and candidate lists.
@@ -74,6 +89,8 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
             raise ValueError("give either base_model (an encoder) or start_from (a selector)")
         if self.start_from is not None and (self.model or self.encoder):
             raise ValueError("with start_from, the settings are those of the selector; remove model and encoder")
+        if self.start_from is None and self.lora is not None and self.lora.method == "gate":
+            raise ValueError("lora.method gate trains no readout, and base_model has none yet; give start_from")
         return self
 
     @classmethod
@@ -115,7 +132,7 @@ def build(recipe: Recipe):
 
     transformers.set_seed(recipe.seed)
     model = _on_encoder(recipe) if recipe.start_from is None else _selector(recipe.start_from)
-    return (model if recipe.lora is None else _with_lora(model, recipe.lora)), model.processor
+    return (model if recipe.lora is None else _with_adapter(model, recipe.lora)), model.processor
 
 
 def _selector(name):
@@ -142,7 +159,7 @@ def _on_encoder(recipe):
 
 
 def train(recipe: Recipe, *, train_file, eval_file=None, output_dir, resume: bool = False) -> dict[str, float]:
-    """Trains, saves a checkpoint that `from_pretrained` loads to `output_dir`, and returns the last metrics.
+    """Trains, saves a checkpoint that `from_pretrained` loads and its card to `output_dir`, returns the last metrics.
 
     Args:
         train_file, eval_file: labelled rows in any format of `read_rows`.
@@ -152,37 +169,37 @@ def train(recipe: Recipe, *, train_file, eval_file=None, output_dir, resume: boo
         ValueError: a setting or file that cannot be used, or checkpoints of an earlier run in `output_dir` without
             `resume`, or none with it.
     """
+    from .hub.run_card import write_run_card
+
     data = recipe.data
     rows = read_rows(train_file, level=data.level)
-    eval_set = None if eval_file is None else _eval_items(read_rows(eval_file, level=data.level), data)
+    eval_rows = None if eval_file is None else read_rows(eval_file, level=data.level)
+    eval_set = None if eval_rows is None else evaluation_items(recipe, eval_rows)
     trainer = train_rows(recipe, rows, output_dir=output_dir, eval_set=eval_set, resume=resume)
     metrics = trainer.evaluate() if eval_set is not None else {}
     save(trainer.model, trainer.processing_class, recipe, output_dir)
+    if trainer.is_world_process_zero():
+        write_run_card(
+            output_dir,
+            recipe,
+            train_name=train_file,
+            train_rows=len(rows),
+            eval_name=eval_file,
+            eval_rows=eval_rows,
+            seed=DATA_SEED,
+        )
     return metrics
 
 
 def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool = False):
     """Trains on rows and returns the `EvidenceTrainer`; nothing but its checkpoints is written."""
-    from .trainer import EvidenceTrainer, EvidenceTrainingArguments
+    from .trainer import EvidenceTrainer
 
-    settings = {"bf16": recipe.bf16, "seed": recipe.seed, "report_to": "none", "save_total_limit": 2}
-    settings |= training_fields(recipe.training, EvidenceTrainingArguments)
+    args = training_arguments(recipe, output_dir)
     earlier = _checkpoint_to_go_on_from(Path(output_dir), resume)
-    data = recipe.data
-    train_set = CandidateDataset(
-        rows,
-        size=data.size,
-        hard=data.hard,
-        seed=recipe.seed,
-        draws=data.draws,
-        lists_per_question=data.lists_per_question,
-        none_rate=data.none_rate,
-        one_rate=data.one_rate,
-        separate_lists=data.separate_lists,
-    )
+    train_set = training_items(recipe, rows)
     model, processor = build(recipe)
     try:
-        args = EvidenceTrainingArguments(output_dir=str(output_dir), **settings)
         trainer = EvidenceTrainer(
             model, args, train_dataset=train_set, eval_dataset=eval_set, processing_class=processor
         )
@@ -200,16 +217,63 @@ def train_rows(recipe: Recipe, rows, *, output_dir, eval_set=None, resume: bool 
     return trainer
 
 
+def training_items(recipe: Recipe, rows) -> CandidateDataset:
+    """The items that a run of this recipe trains on."""
+    data = recipe.data
+    return CandidateDataset(
+        rows,
+        size=data.size,
+        hard=data.hard,
+        seed=recipe.seed,
+        draws=data.draws,
+        lists_per_question=data.lists_per_question,
+        none_rate=data.none_rate,
+        one_rate=data.one_rate,
+        separate_lists=data.separate_lists,
+    )
+
+
+def training_arguments(recipe: Recipe, output_dir, **changes):
+    """The `EvidenceTrainingArguments` of a run; `changes` replaces some.
+
+    Raises:
+        ValueError: a field that does not exist, or a value that cannot be.
+    """
+    from .trainer import EvidenceTrainingArguments
+
+    settings = {"bf16": recipe.bf16, "seed": recipe.seed, "report_to": "none", "save_total_limit": 2}
+    settings |= training_fields(recipe.training, EvidenceTrainingArguments) | changes
+    try:
+        return EvidenceTrainingArguments(output_dir=str(output_dir), **settings)
+    except ValueError as error:
+        raise ValueError(f"training: {str(error).rstrip('.')}; correct the recipe.") from error
+
+
+def evaluation_items(recipe: Recipe, rows) -> list[dict]:
+    """The items that a run of this recipe is measured on: the same for every seed."""
+    items = []
+    for row in rows:
+        row = build_candidates(row, size=recipe.data.size, hard=recipe.data.hard, seed=DATA_SEED)
+        passages = [candidate.to_passage() for candidate in row.candidates]
+        items.append({"id": row.id, "question": row.question, "passages": passages, "labels": row.labels})
+    return items
+
+
 def save(model, processor, recipe: Recipe, output_dir) -> None:
-    """Writes a checkpoint: all weights, or config and adapter where LoRA was trained on a plain encoder."""
+    """Writes a checkpoint: all weights, or config and adapter where an adapter was trained on a plain encoder.
+
+    An adapter on a selector is there twice: merged into all weights, and in the folder `adapter`, from where PEFT puts
+    it on the selector that it was trained on.
+    """
     from .modeling.base_weights import find_base_weights, sha256_of
-    from .modeling.checkpoint_loading import ADAPTER_FOLDER
+    from .modeling.checkpoint_loading import ADAPTER_FOLDER, merged
 
     output_dir = Path(output_dir)
     if recipe.lora is None:
         model.save_pretrained(output_dir)
     elif recipe.start_from is not None:  # an adapter on an adapter would need both to be loaded
-        model.merge_and_unload().save_pretrained(output_dir)
+        model.save_pretrained(output_dir / ADAPTER_FOLDER)
+        merged(model).save_pretrained(output_dir)
     else:
         model.save_pretrained(output_dir / ADAPTER_FOLDER)
         config = model.get_base_model().config
@@ -221,23 +285,29 @@ def save(model, processor, recipe: Recipe, output_dir) -> None:
     (output_dir / "recipe.json").write_text(json.dumps(recipe.model_dump(), indent=2) + "\n", encoding="utf-8")
 
 
-def _with_lora(model, settings: LoraSettings):
-    from peft import LoraConfig, get_peft_model
+def _with_adapter(model, settings: LoraSettings):
+    from peft import IA3Config, LoraConfig, get_peft_model
+    from peft.utils.constants import DUMMY_TARGET_MODULES
     from torch import nn
 
+    variant = model.readout.variant
+    if settings.method == "gate" and variant.gate == "one":
+        name = model.config.variant
+        raise ValueError(f"lora.method is gate, but variant {name!r} learns none ({variant.summary}); choose another.")
     head = model.backbone.get_output_embeddings()  # shares its weight with the embeddings
     targets = [
         name
         for name, module in model.backbone.named_modules(prefix="backbone")
         if isinstance(module, nn.Linear) and module is not head and module.weight.requires_grad
     ]
-    config = LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
-        target_modules=targets,
-        modules_to_save=["readout"],
-    )
+    beside = {"target_modules": targets, "modules_to_save": ["readout"]}
+    if settings.method == "gate":
+        config = LoraConfig(target_modules=DUMMY_TARGET_MODULES, modules_to_save=["readout.gate"])
+    elif settings.method == "ia3":
+        config = IA3Config(feedforward_modules=[], **beside)  # the factors act on what leaves a layer
+    else:
+        of_lora = {"r": settings.r, "lora_alpha": settings.alpha, "lora_dropout": settings.dropout}
+        config = LoraConfig(use_dora=settings.method == "dora", **of_lora, **beside)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     with warnings.catch_warnings():  # PEFT asks for an attribute that transformers has renamed
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
@@ -247,15 +317,6 @@ def _with_lora(model, settings: LoraSettings):
         if "modules_to_save" in name and own_name not in trained:
             parameter.requires_grad_(False)
     return model
-
-
-def _eval_items(rows, data: DataSettings):
-    items = []
-    for row in rows:
-        row = build_candidates(row, size=data.size, hard=data.hard, seed=DATA_SEED)
-        passages = [candidate.to_passage() for candidate in row.candidates]
-        items.append({"id": row.id, "question": row.question, "passages": passages, "labels": row.labels})
-    return items
 
 
 def _checkpoint_to_go_on_from(folder: Path, resume: bool) -> str | None:
@@ -283,4 +344,15 @@ def _last_checkpoint(folder: Path) -> str | None:
     return None
 
 
-__all__ = ["DataSettings", "LoraSettings", "Recipe", "build", "save", "train", "train_rows"]
+__all__ = [
+    "DataSettings",
+    "LoraSettings",
+    "Recipe",
+    "build",
+    "evaluation_items",
+    "save",
+    "train",
+    "train_rows",
+    "training_arguments",
+    "training_items",
+]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import has_length
 
 from .evaluation.metrics import evidence_metrics
 from .modeling.checkpoint_saving import EvidenceSavingMixin, write_code
@@ -167,22 +169,56 @@ class EvidenceTrainer(Trainer):
             write_code(model, folder)
 
     def create_optimizer(self, model=None):
-        """One group per (backbone, readout, gate) and weight decay; the optimiser is the one `args` names."""
-        model = self.model if model is None else model
+        """See `make_optimizer`."""
         if self.optimizer is None:
-            decayed = set(self.get_decay_parameter_names(model))
-            rates = {"backbone": 1.0, "readout": self.args.readout_lr_multiplier}
-            rates["gate"] = rates["readout"] * self.args.gate_lr_multiplier
-            groups = {}
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    part = _part(name)
-                    decay = self.args.weight_decay if name in decayed else 0.0
-                    group = {"params": [], "weight_decay": decay, "lr": self.args.learning_rate * rates[part]}
-                    groups.setdefault((part, decay), group)["params"].append(parameter)
-            optimizer_class, settings = self.get_optimizer_cls_and_kwargs(self.args, model)
-            self.optimizer = optimizer_class(list(groups.values()), **settings)
+            self.optimizer = make_optimizer(self.model if model is None else model, self.args)
         return self.optimizer
+
+    def _get_train_sampler(self, train_dataset=None):
+        train_dataset = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or not has_length(train_dataset):
+            return super()._get_train_sampler(train_dataset)
+        return EvidenceLengthSampler(train_dataset, self.args)
+
+
+def make_optimizer(model, args: EvidenceTrainingArguments) -> torch.optim.Optimizer:
+    """The optimiser that `args` names, with one group per (backbone, readout, gate) and weight decay."""
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # reads nothing of a trainer
+    rates = {"backbone": 1.0, "readout": args.readout_lr_multiplier}
+    rates["gate"] = rates["readout"] * args.gate_lr_multiplier
+    groups = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            part, decay = _part(name), args.weight_decay if name in decayed else 0.0
+            group = {"params": [], "weight_decay": decay, "lr": args.learning_rate * rates[part]}
+            groups.setdefault((part, decay), group)["params"].append(parameter)
+    optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    return optimizer_class(list(groups.values()), **settings)
+
+
+class EvidenceLengthSampler(LengthGroupedSampler):
+    """Batches of rows of similar length, in characters: rows have no `input_ids` that transformers could count.
+
+    The order of an epoch is a function of the seed and of its number, so that a resumed run sees the rows that an
+    uninterrupted one does.
+
+    Args:
+        rows: a data set with a length, of rows `{"question", "passages"}`.
+        args ([`EvidenceTrainingArguments`]): batch size, accumulation and seed.
+    """
+
+    def __init__(self, rows, args):
+        lengths = [len(str(row.get("question"))) + len(str(row.get("passages"))) for row in rows]
+        super().__init__(args.train_batch_size * args.gradient_accumulation_steps, lengths=lengths)
+        self.seed, self.generator = args.seed if args.data_seed is None else args.data_seed, torch.Generator()
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.generator.manual_seed(self.seed + self.epoch)
+        return super().__iter__()
 
 
 def _part(name):
@@ -216,8 +252,10 @@ def compute_evidence_metrics(prediction) -> dict[str, float]:
 __all__ = [
     "NO_LABEL",
     "EvidenceCollator",
+    "EvidenceLengthSampler",
     "EvidenceTrainer",
     "EvidenceTrainingArguments",
     "compute_evidence_metrics",
+    "make_optimizer",
     "scores_only",
 ]

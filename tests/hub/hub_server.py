@@ -1,4 +1,4 @@
-"""A small Hub on the loopback: what huggingface_hub asks for to create, fill and read model repositories.
+"""A small Hub on the loopback: what huggingface_hub asks for to create, fill and read repositories.
 
     with HubServer(users={"hf_ann": "ann"}) as hub:
         subprocess.run(..., env={**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_ann"})
@@ -6,7 +6,7 @@
 
 Small files are in the commit and large ones go by Git LFS; files are read by `resolve`, with ETag, ranges and a
 redirect to a second route, which stands for the content network and gets no token. Statuses and headers of errors are
-those that the client tells errors apart by.
+those that the client tells errors apart by. The name of a data set here begins with `datasets/`, as in its address.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+import yaml
+
+_REPO = r"(?P<repo>(?:datasets/)?[^/]+/[^/]+)"
+_API = rf"/api/(?:models/)?{_REPO}"
 
 
 @dataclass
@@ -112,16 +117,16 @@ class _Handler(BaseHTTPRequestHandler):
         ("GET", r"/api/whoami-v2", "whoami"),
         ("POST", r"/api/validate-yaml", "validate_yaml"),
         ("POST", r"/api/repos/create", "create"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)", "info"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/revision/(?P<revision>[^/]+)", "info"),
-        ("GET", r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", "tree"),
-        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/preupload/(?P<revision>[^/]+)", "preupload"),
-        ("POST", r"/api/models/(?P<repo>[^/]+/[^/]+)/commit/(?P<revision>[^/]+)", "commit"),
-        ("POST", r"/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/batch", "lfs_batch"),
+        ("GET", _API, "info"),
+        ("GET", _API + r"/revision/(?P<revision>[^/]+)", "info"),
+        ("GET", _API + r"/tree/(?P<revision>[^/]+)(?:/(?P<folder>.+))?", "tree"),
+        ("POST", _API + r"/preupload/(?P<revision>[^/]+)", "preupload"),
+        ("POST", _API + r"/commit/(?P<revision>[^/]+)", "commit"),
+        ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", "lfs_batch"),
         ("PUT", r"/store/(?P<oid>\w+)", "lfs_put"),
         ("POST", r"/verify/(?P<oid>\w+)", "lfs_verify"),
         ("GET", r"/store/(?P<oid>\w+)", "content"),
-        ("GET", r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
+        ("GET", rf"/{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
     ]
 
     def do(self):
@@ -221,6 +226,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer({"type": "user", "name": user, "orgs": [], "auth": {"accessToken": {"role": "write"}}})
 
     def validate_yaml(self):
+        """The least that the Hub asks of a card: front matter, if any, that is a YAML mapping."""
+        front = re.match(r"---\n(.*?)\n---\n", json.loads(self.body)["content"], re.S)
+        try:
+            is_mapping = front is None or isinstance(yaml.safe_load(front[1]), dict)
+        except yaml.YAMLError:
+            is_mapping = False
+        if not is_mapping:
+            raise Refusal(400, message="Invalid metadata in README.md.")
         self.answer({"errors": [], "warnings": []})
 
     def create(self):
@@ -228,14 +241,15 @@ class _Handler(BaseHTTPRequestHandler):
         if user is None:
             raise Refusal(401, message="Invalid username or password.")
         name = f"{asked.get('organization') or user}/{asked['name']}"
-        url = {"url": f"{self.server.url}/{name}", "name": name, "id": name}
-        if name in self.server.repositories:
-            return self.answer({"error": "You already created this model repo"} | url, 409)
+        kept = f"datasets/{name}" if asked.get("type") == "dataset" else name
+        url = {"url": f"{self.server.url}/{kept}", "name": name, "id": name}
+        if kept in self.server.repositories:
+            return self.answer({"error": "You already created this repo"} | url, 409)
         if not name.startswith(f"{user}/"):
             raise Refusal(403, message=f"You don't have the rights to create a model under {name.partition('/')[0]}")
         made = Repository(user, private=asked.get("visibility") == "private")
         made.commit({".gitattributes": b""})
-        self.server.repositories[name] = made
+        self.server.repositories[kept] = made
         self.answer(url)
 
     def info(self, repo, revision="main"):
@@ -243,7 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
         sha, files = self.files(found, revision)
         siblings = [{"rfilename": path} for path in files]
         of = {"private": found.private, "gated": "manual" if found.gated else False, "siblings": siblings}
-        self.answer({"id": repo, "modelId": repo, "sha": sha, "tags": [], "downloads": 0, "likes": 0} | of)
+        name = repo.removeprefix("datasets/")
+        self.answer({"id": name, "modelId": name, "sha": sha, "tags": [], "downloads": 0, "likes": 0} | of)
 
     def tree(self, repo, revision, folder):
         found = self.repository(repo, content=True)

@@ -385,3 +385,14 @@ def test_open_gate_stays_frozen_under_an_adapter(selector, tmp_path):
 def test_config_class_of_the_auto_mapping():
     expected = {reader.config_class for reader in READERS}
     assert WarrantEncoderConfig in expected and set(AutoModelForEvidenceSelection._model_mapping.keys()) == expected
+
+
+def test_what_was_frozen_is_frozen_again(tmp_path):
+    config = tiny_encoder_config("bert", 60)
+    model = WarrantEncoderForEvidenceSelection(
+        WarrantEncoderConfig(backbone_config=config, variant="open", frozen_layers=1, readout_size=16, gate_size=8)
+    )
+    model.save_pretrained(tmp_path)
+    again = WarrantEncoderForEvidenceSelection.from_pretrained(tmp_path)
+    frozen = [{n for n, p in m.named_parameters() if not p.requires_grad} for m in (model, again)]
+    assert frozen[0] == frozen[1] and any("readout.gate" in name for name in frozen[0])

@@ -16,7 +16,15 @@ pytest.importorskip("pandas")
 
 from training.experiments import run as runner  # noqa: E402
 from training.experiments.cached_states import CachedStates  # noqa: E402
-from training.experiments.claims import CLAIMS, NOT, OPPOSITE, REPRODUCED, claim_rows  # noqa: E402
+from training.experiments.claims import (  # noqa: E402
+    CLAIMS,
+    NO_DIFFERENCE,
+    NOT,
+    OPPOSITE,
+    REPRODUCED,
+    UNDECIDED,
+    claim_rows,
+)
 from training.experiments.contestants import CONTESTANTS, REFERENCE_SUPERVISION  # noqa: E402
 from training.experiments.experiment import Experiment  # noqa: E402
 from training.experiments.grid import GRIDS, Grid  # noqa: E402
@@ -36,7 +44,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def base(tiny_model_dir):
     model = WarrantEncoderForEvidenceSelection.from_pretrained(tiny_model_dir).eval()
-    model.processor = EvidenceProcessor(model.processor.tokenizer, max_length=96, max_question_tokens=40)  # long candidates have parts
+    # Long candidates have parts.
+    model.processor = EvidenceProcessor(model.processor.tokenizer, max_length=96, max_question_tokens=40)
     return model
 
 
@@ -211,7 +220,9 @@ def test_processes_share_the_runs(grid_file, tmp_path):
         ({"contestants": ["role_pair"]}, "goes on from 'open'; name that too"),
         ({"tune_rows": [4, 12]}, "overlap"),
         ({"seeds": [0, 100]}, "tuning_seed 100 is one of seeds"),
-        ({"batchsize": 4}, "batchsize is not a field"),
+        ({"batchsize": 4}, "batchsize is not a field of a grid"),
+        ({"seeds": []}, "seeds or contestants is empty"),
+        ({"rates": [float("nan"), 1e-3]}, "give learning rates between 0 and 1"),
     ],
 )
 def test_bad_grids(grid_file, tmp_path, capsys, change, expected):
@@ -245,11 +256,14 @@ def test_claims_can_come_out_either_way():
         return next(row["verdict"] for row in claim_rows(data) if row["claim"].startswith(claim))
 
     up, down, null = report(0.01, 0.03, 0.4), report(-0.03, -0.01, 0.0), report(-0.01, 0.01, 0.04)
-    assert [verdict(data, "Permission raises MRR over the open") for data in (up, down, null)] == [
+    three = (up, down, null)
+    assert [verdict(data, "Permission raises MRR over the open") for data in three] == [
         REPRODUCED,
         OPPOSITE,
-        NOT,
+        UNDECIDED,
     ]
-    assert [verdict(data, "Gates of the wrong pair") for data in (up, down, null)] == [OPPOSITE, REPRODUCED, NOT]
+    assert [verdict(data, "Gates of the wrong pair") for data in three] == [OPPOSITE, REPRODUCED, UNDECIDED]
+    narrow = report(-0.001, 0.001, 0.4)
+    assert [verdict(narrow, claim) for claim in ("Gates of the wrong", "A gate per item")] == [NOT, NO_DIFFERENCE]
     assert [verdict(data, "Gates suppress") for data in (up, down, null)] == [REPRODUCED, NOT, NOT]
     assert len(claim_rows(up)) == len(CLAIMS)

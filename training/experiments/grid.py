@@ -76,6 +76,10 @@ class Grid(pydantic.BaseModel, extra="forbid"):
 
     @pydantic.model_validator(mode="after")
     def _checked(self):
+        if not self.seeds or not self.contestants:
+            raise ValueError("seeds or contestants is empty; name at least one")
+        if not self.rates or not all(0 < rate < 1 for rate in self.rates):
+            raise ValueError(f"rates is {self.rates}; give learning rates between 0 and 1")
         for name in self.contestants:
             if name not in CONTESTANTS:
                 raise ValueError(f"contestants names {name!r}; choose from {', '.join(CONTESTANTS)}")
@@ -102,6 +106,9 @@ class Grid(pydantic.BaseModel, extra="forbid"):
             raise ValueError(f"grid {name!r} is not known; choose one of {known}, or give a YAML file.")
         try:
             return cls.model_validate(yaml.safe_load(path.read_text("utf-8")))
-        except (yaml.YAMLError, pydantic.ValidationError) as error:
-            reason = first_complaint(error) if isinstance(error, pydantic.ValidationError) else str(error)
-            raise ValueError(f"{path}: {reason}") from None
+        except pydantic.ValidationError as error:
+            raise ValueError(f"{path}: {first_complaint(error).replace('of a recipe', 'of a grid')}") from None
+        except yaml.YAMLError as error:
+            place = getattr(error, "problem_mark", None)
+            where = "" if place is None else f" in line {place.line + 1}"
+            raise ValueError(f"{path} is not YAML{where}; correct it.") from None

@@ -34,6 +34,7 @@ REFERENCES = {
     "role_pair": ("role_adapter", "role_query", "role_normalized", "role_mlp"),
 }
 RESAMPLES = 1000
+MASS_IS_CONSTANT = 1e-5  # a mass that is 1 by construction varies by rounding, which orders nothing
 KINDS = ("gold", "hard", "random")
 SET_NAMES = {"eval": "Evaluation data", "transfer": "Transfer data, not trained on"}
 
@@ -97,6 +98,10 @@ def _section(experiment, results, set_name):
     for name, listed in runs.items():
         for run, rows in zip(listed, predictions[name]):  # the run itself has it for lists with evidence only
             run["metrics"][set_name]["ece"] = float(replicate_runs([rows], bootstrap=0).values["ece"][0])
+            masses = [row["mass"] for row in rows if row["mass"] is not None]
+            if masses and np.ptp(masses) < MASS_IS_CONSTANT:
+                run["metrics"][set_name].pop("abstention_auroc", None)
+                replicates[name].values.pop("abstention_auroc", None)
     questions = len(set(next(iter(replicates.values())).ids))
     title = f"## {SET_NAMES[set_name]} (n = {questions} questions)"
     lines, data = [title, "", "Mean ± standard deviation over seeds.", ""], {"questions": questions}
@@ -161,7 +166,8 @@ def _comparisons(names, runs, predictions, replicates, set_name, reference, data
     header = (f"minus `{reference}`", *(METRICS[metric] for metric in ENDPOINTS), "MRR, seeds and questions crossed")
     note = (
         "Difference [95 % interval over questions, means of seeds]; seeds up of all; p over questions, Holm for the "
-        "six columns. Last: interval when seeds and questions are both resampled, and what the size means."
+        "six columns. Last: interval when seeds and questions are both resampled, and what the size means. A "
+        "mass that is 1 by construction orders no lists, so it has no abstention (–)."
     )
     return [note, "", *table(header, rows)]
 
@@ -216,7 +222,7 @@ def _verdict(entry):
 
 
 def _figure(data, path):
-    """Differences from `open` in ranking and in saying no, wins and nulls alike."""
+    """Differences from `open` in ranking, seeds and questions resampled, and in saying no by the best score."""
     try:
         import matplotlib
     except ImportError:
@@ -231,13 +237,17 @@ def _figure(data, path):
     figure, axes = plt.subplots(1, 2, figsize=(10, 0.32 * len(names) + 1.2), sharey=True, layout="constrained")
     for axis, metric in zip(axes, ("support_mrr", "abstention_auroc_max_score")):
         for at, name in enumerate(names):
-            entry = compared[name][metric]["questions"]
+            entry = compared[name][metric]
+            entry = entry.get("both", entry["questions"])
             axis.plot([entry["low"], entry["high"]], [at, at], color="#0072B2", linewidth=2)
             axis.plot(entry["value"], at, "o", color="#0072B2")
         axis.axvline(0, color="#555555", linewidth=1)
         axis.set_xlabel(f"{METRICS[metric]}, minus open")
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()
-    figure.suptitle(f"n = {data['questions']} questions, mean of seeds, 95 % interval over questions", fontsize=10)
+    title = (
+        f"n = {data['questions']} questions; 95 % intervals over seeds and questions (left), over questions (right)"
+    )
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=110)
     plt.close(figure)

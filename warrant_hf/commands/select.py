@@ -14,13 +14,17 @@ from ..data.readers import decoded, iter_records
 from ..data.schema import DataError, EvidenceRow, validate_row
 from ..data.strict_json import JsonError, parse_json
 from ..diagnostics import describe_model, ledger_records
+from ..modeling.base_weights import sha256_of
 from ..whole_file import check_target, replaced_when_complete
 from .ledger import opened
 from .loading import load_model
+from .select_parts import process_state, score_in_parts, started_by_launcher
 from .terminal import print_evidence, progress
 
 # Fields of the result that go into an output row, beside everything the input row held.
 RESULT_FIELDS = ("evidence", "mass", "answerability", "notes")
+# Batches that are read and ranked together.
+BATCHES_AT_ONCE = 8
 
 
 def run(
@@ -36,6 +40,7 @@ def run(
     ledger: Path | None,
     model: str | None,
     batch_size: int,
+    resume: bool = False,
 ) -> None:
     options = {"revoke_by": revoke_by, "top_k": top_k, "batch_size": batch_size}
     if jsonl is not None:
@@ -43,8 +48,10 @@ def run(
             raise ValueError("--jsonl takes its questions and passages from a file; leave the other inputs out.")
         if ledger is not None and ledger.resolve() in (path.resolve() for path in jsonl):
             raise ValueError(f"--ledger {ledger} is a file of --jsonl too; give another one.")
-        _file_to_file(*jsonl, model, revoke, options, ledger)
+        _file_to_file(*jsonl, model, revoke, options, ledger, resume)
         return
+    if resume:
+        raise ValueError("--resume goes on with a file; give --jsonl IN OUT.")
     if question is None and (passages or passages_file):
         raise ValueError("there are passages but no question; add --question, or give a file of rows with --jsonl.")
     if question is not None:
@@ -71,9 +78,18 @@ def run(
 
 
 def _file_to_file(
-    source: Path, target: Path, model: str | None, revoke: list[int], options: dict[str, Any], ledger: Path | None
+    source: Path,
+    target: Path,
+    model: str | None,
+    revoke: list[int],
+    options: dict[str, Any],
+    ledger: Path | None,
+    resume: bool,
 ) -> None:
     """Two passes: a bad last row of a long file is found before the first row is scored, not hours later."""
+    in_parts = resume or started_by_launcher()
+    if in_parts and ledger is not None:  # a killed run has written records of rows that the next one scores again
+        raise ValueError("--ledger goes with one process and without --resume; leave it out, or score at one go.")
     if not source.is_file():
         raise DataError(f"{source}: no such file; give the path of a JSONL file.")
     check_target(target)
@@ -86,11 +102,51 @@ def _file_to_file(
     if not count:
         raise DataError(f"{source}: the file holds no rows; write one JSON object per line.")
     selector = load_model(model)
+    if in_parts:
+        _in_parts(selector, rows(), count, source, check_target(target), revoke, options, resume)
+        return
     with opened(ledger) as writer, replaced_when_complete(target) as file, progress() as bar:
         task = bar.add_task("questions", total=count)
         for output in _scored(selector, rows(), revoke, options, writer):
             file.write(_json_line(output) + "\n")
             bar.advance(task)
+
+
+def _in_parts(
+    selector, rows, count: int, source: Path, target: Path, revoke: list[int], options: dict[str, Any], resume: bool
+) -> None:
+    state = process_state()
+    if state.num_processes > 1:
+        selector = selector.to(state.device)
+    model = describe_model(selector)
+    facts = {
+        "file": sha256_of(source),
+        "rows": count,
+        "part_rows": BATCHES_AT_ONCE * options["batch_size"],
+        "model": model["weights_sha256"],
+        "dtype": model["dtype"],
+        "revoke": revoke,
+        "revoke_by": options["revoke_by"],
+        "top_k": options["top_k"],
+        "warrant_hf": model["warrant_hf"],
+    }
+
+    def score(part):
+        return map(_json_line, _scored(selector, part, revoke, options, None))
+
+    with progress() as bar:
+        task = bar.add_task("questions", total=None, visible=state.is_main_process)
+        score_in_parts(
+            rows,
+            score,
+            target,
+            facts=facts,
+            state=state,
+            resume=resume,
+            on_start=lambda total: bar.update(task, total=total),
+            on_row=lambda: bar.advance(task),
+        )
+    state.destroy_process_group()
 
 
 def _scored(
@@ -104,7 +160,7 @@ def _scored(
     options = {**options, "top_k": None}
     facts = None if writer is None else describe_model(model)
     # More than one batch at a time: the model puts questions of similar length together.
-    while chunk := list(islice(rows, 8 * options["batch_size"])):
+    while chunk := list(islice(rows, BATCHES_AT_ONCE * options["batch_size"])):
         passages = [[candidate.to_dict() for candidate in row.candidates] for _, row in chunk]
         results = model.rank_batch(
             [row.question for _, row in chunk], passages, revoke=[revoke] * len(chunk), **options

@@ -9,6 +9,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
 from transformers import PreTrainedConfig
 
 from .base_weights import find_base_weights
@@ -72,6 +73,7 @@ class EvidenceLoadingMixin:
                 "load a complete checkpoint."
             )
         model._source = source
+        model._freeze()  # parameters that transformers has put weights into have forgotten it
         return (model, info) if wants_info else model
 
     @classmethod
@@ -98,7 +100,20 @@ class EvidenceLoadingMixin:
                 f"{name} lacks {len(unfit)} weights of its adapter, such as {unfit[0]}; copy the complete checkpoint."
             )
         set_peft_model_state_dict(adapted, weights)
-        return adapted.merge_and_unload().state_dict()
+        return merged(adapted).state_dict()
+
+
+def merged(adapted):
+    """The ordinary model that a `PeftModel` of a selector computes; the adapter is merged into its weights.
+
+    PEFT's own `merge_and_unload` after the modules that were trained in full are out of their wrappers: with IA3, PEFT
+    asks each of them for a `weight`, which readout and gate have not.
+    """
+    model = adapted.get_base_model()
+    for name, module in list(model.named_modules()):
+        if isinstance(getattr(module, "modules_to_save", None), nn.ModuleDict):
+            model.set_submodule(name, module.modules_to_save[module.active_adapter])
+    return adapted.merge_and_unload()
 
 
 def read_config(name, config_classes, **source):
@@ -173,4 +188,4 @@ def _adapter_folder(name, subfolder="", **source):
     return root / inside
 
 
-__all__ = ["ADAPTER_FOLDER", "EvidenceLoadingMixin", "read_config", "source_arguments"]
+__all__ = ["ADAPTER_FOLDER", "EvidenceLoadingMixin", "merged", "read_config", "source_arguments"]

@@ -76,8 +76,6 @@ class EvidenceReadout(nn.Module):
         self.gate = PermissionGate(
             size, size, config.gate_size, form=self.variant.gate, leak=config.gate_leak, init=config.gate_init
         )
-        if self.variant.path and self.variant.acts != "logits":  # base and the adapter use psi without a gate
-            self.gate.freeze_unused()
         self.reading_power, self.precision_bound = config.reading_power, config.precision_bound
         names = config.precision_features
         self.precision = None if names is None else PrecisionHead(len(names), bound=config.precision_bound)
@@ -85,6 +83,12 @@ class EvidenceReadout(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
         self.mass_scale = nn.Parameter(torch.ones(()))
         self.mass_bias = nn.Parameter(torch.zeros(()))
+        self.freeze_unused()
+
+    def freeze_unused(self):
+        """Holds still the parameters that the variant does not use."""
+        if self.variant.path and self.variant.acts != "logits":  # base and the adapter use psi without a gate
+            self.gate.freeze_unused()
 
     def forward(self, states, segment_ids, item_candidates, candidate_mask, **settings) -> EvidenceOutput:
         """Scores candidates by the states of their tokens.

@@ -50,11 +50,15 @@ class MarkerReadout(nn.Module):
         self.gate = PermissionGate(
             size, hidden_size, config.gate_size, form=form, leak=config.gate_leak, init=config.gate_init
         )
-        self.gate.freeze_unused()
-        if form == "one":
-            self.pair.requires_grad_(False)
         self.beta, self.mass_scale = nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
         self.bias, self.mass_bias = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+        self.freeze_unused()
+
+    def freeze_unused(self):
+        """Holds still the parameters that the variant does not use."""
+        self.gate.freeze_unused()
+        if self.variant.gate == "one":
+            self.pair.requires_grad_(False)
 
     def forward(
         self,

@@ -38,8 +38,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     accepts_loss_kwargs = False
     _supports_sdpa = True
     _supports_attention_backend = True
-    # Masses span decades, and bfloat16 has three digits.
+    # Masses span decades, and bfloat16 has three digits. The second list is the one that quantisers leave alone.
     _keep_in_fp32_modules_strict = ["readout"]
+    _keep_in_fp32_modules = ["readout"]
     #: Auto class of transformers that the backbone is an instance of.
     backbone_auto_class = None
 
@@ -63,7 +64,7 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         kind = MarkerReadout if PERMISSION_VARIANTS[config.variant].acts == "tokens" else EvidenceReadout
         self.readout = kind(config, self.state_size())
         self.post_init()
-        self._freeze_lower_layers()
+        self._freeze()
 
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -158,6 +159,11 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     @classmethod
     def _fill_in(cls, config, backbone_config):
         """Sets what the backbone decides and `config` leaves open."""
+
+    def _freeze(self):
+        """Holds still what the config wants so, and what no loss reaches."""
+        self.readout.freeze_unused()
+        self._freeze_lower_layers()
 
     def _freeze_lower_layers(self):
         count = self.config.frozen_layers

@@ -31,11 +31,6 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
     config_class = WarrantLEDConfig
     backbone_auto_class = AutoModel
 
-    def __init__(self, config: WarrantLEDConfig):
-        super().__init__(config)
-        if config.reading == "decoder":
-            self._freeze_unread()
-
     @classmethod
     def reads(cls, backbone_config) -> bool:
         return backbone_config.model_type in ("led", "longformer")
@@ -71,6 +66,11 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
             )
         use_windowed_attention(made)
         return made
+
+    def _freeze(self):
+        super()._freeze()
+        if self.config.reading == "decoder":
+            self._freeze_unread()
 
     def _freeze_unread(self):
         """Holds still what gets no gradient, behind the weights of the last cross-attention."""
