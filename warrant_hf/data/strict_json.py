@@ -26,7 +26,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
-        raise JsonError(f"{error.msg} at column {error.colno}", error.lineno) from None
+        raise JsonError(f"{error.msg.removesuffix(' at')} at column {error.colno}", error.lineno) from None
     except RecursionError:
         raise JsonError("nested too deep") from None
     except JsonError:
