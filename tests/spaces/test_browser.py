@@ -74,6 +74,17 @@ def tab(page, name):
     return page.get_by_role("tabpanel").filter(visible=True)
 
 
+def upload(panel, file):
+    """Gives the page a file until it has taken it: an input that has only just appeared may not listen yet."""
+    for patience in (5_000, 10_000, 20_000, _PATIENCE):
+        panel.locator('input[accept*="jsonl"]').set_input_files(file)
+        try:
+            return panel.get_by_text(file.name).wait_for(timeout=patience)
+        except sync_api.TimeoutError:
+            if patience == _PATIENCE:
+                raise
+
+
 def cells(page, name):
     """The cells of a passage in the table of what changed."""
     return page.get_by_role("row").filter(has_text=name).get_by_role("cell").all_inner_texts()
@@ -168,15 +179,13 @@ def test_a_row_from_a_file(fresh, rows_file, tmp_path):
     panel.get_by_text("Load a row from a file").click()
     bad = tmp_path / "bad.jsonl"
     bad.write_text("nothing\n")
-    panel.locator('input[accept*="jsonl"]').set_input_files(bad)
-    panel.get_by_text("bad.jsonl").wait_for()
+    upload(panel, bad)
     panel.get_by_role("button", name="Put the row into the table").click()
     expect(fresh.get_by_text(re.compile(r"bad\.jsonl, line 1: this is not JSON"))).to_be_visible()
     fresh.reload()
     panel = tab(fresh, "Select")
     panel.get_by_text("Load a row from a file").click()
-    panel.locator('input[accept*="jsonl"]').set_input_files(file)
-    panel.get_by_text("questions.jsonl").wait_for()
+    upload(panel, file)
     panel.get_by_label("Row", exact=True).fill("2")
     panel.get_by_role("button", name="Put the row into the table").click()
     expect(panel.get_by_text("Row 2 of 3 is in the table.")).to_be_visible()
@@ -230,8 +239,7 @@ def test_answers_before_and_after(fresh, tiny_fid):
 def test_a_batch_its_filters_its_files_and_a_stop(fresh, rows_file, tmp_path):
     file, rows = rows_file(4)
     panel = tab(fresh, "Batch")
-    panel.locator('input[accept*="jsonl"]').set_input_files(file)
-    panel.get_by_text("questions.jsonl").wait_for()
+    upload(panel, file)
     panel.get_by_role("button", name="Run", exact=True).click()
     expect(panel.get_by_text("Done: 4 of 4 questions.")).to_be_visible()
     expect(panel.get_by_role("gridcell", name=rows[0]["question"])).to_be_visible()
@@ -244,8 +252,7 @@ def test_a_batch_its_filters_its_files_and_a_stop(fresh, rows_file, tmp_path):
     panel.get_by_label("Clear").click()
     panel.get_by_label("Model").click()
     fresh.get_by_role("option", name="slow", exact=True).click()
-    panel.locator('input[accept*="jsonl"]').set_input_files(rows_file(100, "many.jsonl")[0])
-    panel.get_by_text("many.jsonl").wait_for()
+    upload(panel, rows_file(100, "many.jsonl")[0])
     panel.get_by_role("button", name="Run", exact=True).click()
     stop = panel.get_by_role("button", name="Stop")
     expect(stop).to_be_enabled()
@@ -290,8 +297,7 @@ def test_axe_finds_nothing_serious(browser, server, theme, rows_file):
             elif name == "Compare":
                 expect(panel.get_by_text("passages differ.")).to_be_visible()
             elif name == "Batch":
-                panel.locator('input[accept*="jsonl"]').set_input_files(rows_file(2)[0])
-                panel.get_by_text("questions.jsonl").wait_for()
+                upload(panel, rows_file(2)[0])
                 panel.get_by_role("button", name="Run", exact=True).click()
                 expect(panel.get_by_text("Done: 2 of 2 questions.")).to_be_visible()
             page.wait_for_timeout(500)  # colours fade in
