@@ -291,7 +291,7 @@ def _with_adapter(model, settings: LoraSettings):
     from torch import nn
 
     variant = model.readout.variant
-    if settings.method == "gate" and variant.gate == "one":
+    if settings.method == "gate" and not variant.has_gate:
         name = model.config.variant
         raise ValueError(f"lora.method is gate, but variant {name!r} learns none ({variant.summary}); choose another.")
     head = model.backbone.get_output_embeddings()  # shares its weight with the embeddings

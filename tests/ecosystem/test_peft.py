@@ -205,12 +205,11 @@ def test_bad_settings(tmp_path, changes, message):
         Recipe.from_yaml(path)
 
 
-def test_gate_of_a_selector_whose_gate_is_fixed(files, tmp_path):
-    model = AutoModelForEvidenceSelection.from_backbone(str(files / "encoder"), variant="open", **SIZES)
+@pytest.mark.parametrize("variant", ["open", "param_mlp"])
+def test_gate_of_a_selector_whose_gate_is_fixed(files, tmp_path, variant):
+    model = AutoModelForEvidenceSelection.from_backbone(str(files / "encoder"), variant=variant, **SIZES)
     model.save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match="lora.method is gate, but variant 'open' learns none \\(the evidence path with every gate"
-    ):
+    with pytest.raises(ValueError, match=f"lora.method is gate, but variant '{variant}' learns none"):
         build(Recipe(start_from=str(tmp_path), lora={"method": "gate"}))
 
 

@@ -185,6 +185,14 @@ def test_a_grid_runs_goes_on_and_reports(grid_file, tmp_path):
     assert entry["both"]["value"] == pytest.approx(difference) and entry["seeds"]["of"] == 2
     assert (out / "results.parquet").is_file()
 
+    diverged = out / "runs" / next(name for name in runs if name.startswith("base-seed1"))
+    kept = (diverged / "run.json").read_text()
+    facts = {"contestant": "base", "seed": 1, "rate": json.loads(kept)["rate"], "failed": "the loss is nan"}
+    (diverged / "run.json").write_text(json.dumps(facts | {"metrics": {}}))
+    assert runner.main(["--grid", str(grid_file), "--out", str(out), "--report-only"]) == 0
+    assert "`base`, seed 1, has no result: the loss is nan." in (out / "report.md").read_text()
+    (diverged / "run.json").write_text(kept)
+
     lost = out / "runs" / next(name for name in runs if name.startswith("pair-seed1"))
     kept = {path: path.stat().st_mtime_ns for path in out.rglob("run.json") if path.parent != lost}
     predicted = (lost / "predictions.parquet").read_bytes()

@@ -125,7 +125,7 @@ class Experiment:
             path = self.folder(name, self.grid.tuning_seed, rate) / "run.json"
             if not path.is_file():
                 return None
-            losses[rate] = json.loads(path.read_text())["metrics"]["tune"].get("nll", float("inf"))
+            losses[rate] = json.loads(path.read_text())["metrics"].get("tune", {}).get("nll", float("inf"))
         return min(losses, key=losses.get)
 
     def names(self) -> list[str]:
@@ -157,7 +157,8 @@ class Experiment:
         try:
             predict_rows, moving, state = train(name, seed, rate)
         except FloatingPointError as error:
-            write_json(folder / "run.json", {"contestant": name, "failed": str(error), "metrics": {"tune": {}}})
+            facts = {"contestant": name, "seed": seed, "rate": rate, "failed": str(error)}
+            write_json(folder / "run.json", facts | {"metrics": {}})
             return
         seconds, metrics, frames = time.perf_counter() - started, {}, []
         for set_name, rows in sets.items():
@@ -205,7 +206,7 @@ class Experiment:
         recipe = self.grid.base.read()
         config = recipe.model | self.grid.config | CONTESTANTS[name].config
         lists = self.grid.lists.model_dump()
-        data = recipe.data.model_copy(update={key: value for key, value in lists.items()})
+        data = recipe.data.model_copy(update=lists)
         training = recipe.training | {"learning_rate": rate, "save_strategy": "no", "disable_tqdm": True}
         recipe = recipe.model_copy(update={"model": config, "data": data, "training": training, "seed": seed})
         model = train_rows(recipe, self.train_rows, output_dir=self.folder(name, seed, rate) / "training").model.eval()

@@ -42,6 +42,8 @@ SET_NAMES = {"eval": "Evaluation data", "transfer": "Transfer data, not trained 
 def write_report(experiment) -> None:
     """Writes `results.parquet`, `report.md`, `report.json` and, with matplotlib, `differences.png`."""
     results = experiment.results()
+    diverged = [run for run in results if "failed" in run]
+    results = [run for run in results if "failed" not in run]
     if not results:
         raise ValueError(f"{experiment.out} holds no finished run; train first.")
     frame = pd.DataFrame(
@@ -51,7 +53,9 @@ def write_report(experiment) -> None:
         for metric, value in metrics.items()
     )
     frame.to_parquet(experiment.out / "results.parquet", index=False)
-    lines, data = _head(experiment, results), {"machine": results[0]["machine"], "sets": {}}
+    lines = _head(experiment, results)
+    lines += [f"- `{run['contestant']}`, seed {run['seed']}, has no result: {run['failed']}." for run in diverged]
+    lines, data = [*lines, *[""] * bool(diverged)], {"machine": results[0]["machine"], "sets": {}}
     for name in experiment.sets:
         section, data["sets"][name] = _section(experiment, results, name)
         lines += section
@@ -68,6 +72,7 @@ def write_report(experiment) -> None:
 def _head(experiment, results):
     grid = experiment.grid
     seeds = sorted({run["seed"] for run in results})
+    at_edge = sorted({run["contestant"] for run in results if run["rate"] in (min(grid.rates), max(grid.rates))})
     return [
         "# What permission does, measured",
         "",
@@ -77,7 +82,10 @@ def _head(experiment, results):
         f"Contestants: {len(experiment.train_rows)} training questions, lists {grid.lists.model_dump()}, batches of "
         f"{grid.batch_size}, one pass; learning rates {grid.rates}, chosen per contestant by the log loss on "
         f"{len(experiment.tune_rows)} held-out questions (seed {grid.tuning_seed}); seeds {seeds}. Same data, budget, "
-        "dropout, initial gate and search for all. Labels reach the gate only where a row says so.",
+        "dropout, initial gate and search for all, except that those that go on from a finished `open` have its "
+        "training on top. A loss of labels on the gates only where a row says so. At an edge of the rates: "
+        + ", ".join(f"`{name}`" for name in at_edge)
+        + ".",
         "",
     ]
 

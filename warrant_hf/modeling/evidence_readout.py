@@ -266,7 +266,7 @@ class EvidenceReadout(nn.Module):
                 answerable, target.any(-1).to(answerable.dtype), reduction="none"
             )
             loss = loss + self.answerability_weight * (each * full).sum() / full.sum().clamp(min=1)
-        if self.permission_supervision and self.gate.form != "one":
+        if self.permission_supervision and self.variant.has_gate:
             gold, other = (labels == 1) & candidate_mask, (labels == 0) & candidate_mask
             pairs = gold.unsqueeze(2) & other.unsqueeze(1)
             gap = F.softplus(permission.unsqueeze(1) - permission.unsqueeze(2) + 0.02)  # [B, gold, other]

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+#: Forms of the gate that learn a permission; the others leave it at 1.
+LEARNED_GATES = ("pair", "query", "item", "shuffled")
+
 
 @dataclass(frozen=True)
 class PermissionVariant:
@@ -26,6 +29,11 @@ class PermissionVariant:
     gate: str
     summary: str
     acts: str = "terms"
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether a permission is learned."""
+        return self.gate in LEARNED_GATES
 
 
 #: Every variant but the two of the marker has the same parameters, so that two of them differ in what the gate may do
@@ -79,13 +87,12 @@ class PermissionGate(nn.Module):
         "g1": ("score.weight",),
         "g2": ("score.weight",),
     }
-    OF_ITEMS = ("mlp", "glu", "g1", "g2")
 
     def __init__(self, query_size, key_size, hidden_size, *, form="pair", leak=0.05, init=0.95):
         super().__init__()
         if form not in self.FORMS:
             raise ValueError(f"form is {form!r}; choose one of {', '.join(map(repr, self.FORMS))}.")
-        if form in self.OF_ITEMS and query_size != key_size:
+        if form not in (*LEARNED_GATES, "one") and query_size != key_size:
             raise ValueError(
                 f"form is {form!r}, for which query_size {query_size} and key_size {key_size} must agree."
             )
@@ -119,17 +126,12 @@ class PermissionGate(nn.Module):
 
     def forward(self, query, key):
         """Gates in [leak, 1] for `query [..., Dq]` and `key [..., Dk]` -> `[...]`."""
-        if self.form == "one" or self.form in self.OF_ITEMS:
-            return torch.ones(torch.broadcast_shapes(query.shape[:-1], key.shape[:-1]), device=key.device)
         shape = torch.broadcast_shapes(query.shape[:-1], key.shape[:-1])
-        if self.form == "query":
-            hidden = self.query(query)
-        elif self.form == "item":
-            hidden = self.key(key) + self.query.bias
-        else:
-            hidden = self.query(query) + self.key(key)
-        gate = self.leak + (1 - self.leak) * torch.sigmoid(self.score(nn.functional.gelu(hidden)).squeeze(-1))
-        return gate.expand(shape)
+        if self.form not in LEARNED_GATES:
+            return torch.ones(shape, device=key.device)
+        query = torch.zeros_like(query) if self.form == "item" else query
+        key = torch.zeros_like(key) if self.form == "query" else key
+        return (self.leak + (1 - self.leak) * torch.sigmoid(self.logit(query, key))).expand(shape)
 
 
 __all__ = ["PERMISSION_VARIANTS", "PermissionGate", "PermissionVariant"]
