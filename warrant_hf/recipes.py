@@ -71,6 +71,7 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
         training: fields of `EvidenceTrainingArguments`.
         seed: of weights, dropout, order and candidate lists.
         bf16: autocast to bfloat16.
+        licence: of the trained weights, for their card: an identifier of the Hub such as "apache-2.0".
     """
 
     base_model: str | None = Field(None, min_length=1)
@@ -82,6 +83,7 @@ class Recipe(pydantic.BaseModel, extra="forbid"):
     training: dict[str, Any] = {}
     seed: int = Field(0, ge=0, lt=2**32)
     bf16: bool = False
+    licence: str | None = Field(None, min_length=1)
 
     @pydantic.model_validator(mode="after")
     def _one_start(self):
@@ -140,6 +142,7 @@ def _selector(name):
 
     model = AutoModelForEvidenceSelection.from_pretrained(DEFAULT_CHECKPOINT if name == "default" else name)
     model.processor  # read while the folder is known: training writes elsewhere
+    model.config.answerability_calibration = None  # of weights that will not be these
     return model
 
 

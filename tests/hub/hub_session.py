@@ -72,6 +72,8 @@ def online(folder, source):
         from warrant_hf_cli import app
 
         os.environ["HF_TOKEN"] = "hf_ann"
+        (Path(folder) / "saved" / "reliability.png").write_bytes(b"\x89PNG")
+        (Path(folder) / "saved" / "notes.txt").write_text("ours")
         (Path(folder) / "saved" / "README.md").write_text("---\nlicense: apache-2.0\n---\n\nOur card.\n")
         done = CliRunner().invoke(app, ["push", f"{folder}/saved", "ann/command", "--private"])
         wrong = CliRunner().invoke(app, ["push", f"{folder}/saved", "bob/command"])

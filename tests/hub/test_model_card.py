@@ -130,6 +130,7 @@ def run(tiny_encoder_dir, tmp_path_factory):
         model={"readout_size": 32, "readout_heads": 2, "gate_size": 16},
         data={"size": 4, "hard": 2, "max_length": 128, "max_question_tokens": 48},
         training={"max_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"},
+        licence="cc-by-4.0",
     )
     train(recipe, train_file="world:6:1", eval_file="world:8:2", output_dir=folder / "trained")
     return folder / "trained"
@@ -140,6 +141,7 @@ def test_a_run_leaves_its_card(run):
     found = {result.metric_type: result.metric_value for result in card.data.eval_results}
     assert {"support_mrr", "permission_auc", "abstention_auroc", "ece"} <= set(found)
     assert "EvidenceWorld, generated (world:6:1), 6 questions" in card.text and "8 questions" in card.text
+    assert card.data.license == "cc-by-4.0" and "| licence of the weights | cc-by-4.0 |" in card.text
     assert "label supervision of the gate | 0.0" in card.text and "| variant | pair |" in card.text
 
     lists = [build_candidates(row, size=4, hard=2, seed="eval") for row in EvidenceWorld(2).generate(8)]

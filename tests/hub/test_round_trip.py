@@ -116,6 +116,7 @@ def test_other_ways_to_push(hub, online, name):
     files = found.commits[found.branches["main"]]
     assert found.private and {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= set(files)
     assert ("checkpoint_code.py" in files) == (b"auto_map" in files["config.json"]) == (name != "plain")
+    assert ("reliability.png" in files) == (name == "command") and "notes.txt" not in files
 
 
 def test_trainer_pushes(hub, online):

@@ -64,7 +64,10 @@ def test_closed_passage_is_out_of_the_decoder(fid_selector, kind):
     with torch.no_grad():
         states = model.encode(batch["input_ids"], batch["segment_ids"])
         gate = model.readout.permission(
-            model._pool(states, batch["segment_ids"]), batch["item_candidates"], batch["candidate_mask"], closed
+            model._pool_windows(states, batch["segment_ids"], batch["item_candidates"]),
+            batch["item_candidates"],
+            batch["candidate_mask"],
+            closed,
         )
         assert gate[0, 1] == 0
         losses = [

@@ -1,4 +1,4 @@
-"""`warrant-hf push`: a selector in a folder goes to the Hub."""
+"""`warrant-hf push`: a selector in a folder goes to the Hub, with the card that its training left."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 
 import typer
 
+from ..hub.model_card import CARD, FIGURE
 from .loading import load_model
 
 
 def run(*, model, repository, private, with_code, message) -> None:
-    from huggingface_hub import RepoUrl, upload_file
+    from huggingface_hub import RepoUrl, upload_folder
 
     from ..modeling.hub_errors import hub_sentences
 
@@ -19,11 +20,10 @@ def run(*, model, repository, private, with_code, message) -> None:
     selector = load_model(model)
     commit = selector.push_to_hub(repository, private=private, with_code=with_code, commit_message=message)
     repository = RepoUrl(commit.repo_url).repo_id  # with the namespace
-    card = Path(model) / "README.md"
-    if card.is_file():
+    if (Path(model) / CARD).is_file():
         with hub_sentences(repository):
-            commit = upload_file(
-                path_or_fileobj=card, path_in_repo=card.name, repo_id=repository, commit_message="Upload card"
+            commit = upload_folder(
+                folder_path=model, repo_id=repository, allow_patterns=[CARD, FIGURE], commit_message="Upload card"
             )
     typer.echo(f"{commit.repo_url} at {commit.oid}")
 

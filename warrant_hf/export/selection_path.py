@@ -111,6 +111,10 @@ def check_exportable(model) -> None:
             f"variant is {model.config.variant!r}, whose permission acts on tokens; export a variant with one "
             "permission for each passage, such as 'pair'."
         )
+    if model.config.reading == "head":
+        raise ValueError(
+            "reading is 'head', which the exported graph does not have; export a selector with reading='question'."
+        )
     if model.readout.precision is not None:
         raise ValueError(
             f"precision_features is {model.config.precision_features}; the exported graph takes no numbers of a "

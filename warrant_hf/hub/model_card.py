@@ -17,6 +17,8 @@ from ..modeling import DEFAULT_CHECKPOINT, WarrantEncoderConfig
 from .reliability_figure import save_reliability_diagram
 from .usage_example import usage_code
 
+#: Files of a checkpoint's folder.
+CARD, FIGURE = "README.md", "reliability.png"
 TEMPLATE = Path(__file__).with_name("evidence_card.md.jinja")
 
 #: Metrics that a card shows, in order, with what they say.
@@ -76,7 +78,7 @@ def write_card(
         ValueError: the folder cannot be written to.
     """
     folder = Path(folder)
-    figure = write_figure(folder / "reliability.png", results) if with_figure else None
+    figure = write_figure(folder / FIGURE, results) if with_figure else None
     text = render_card(
         folder.absolute().name,
         recipe=recipe,
@@ -88,7 +90,7 @@ def write_card(
         figure=figure,
         precision_label=_precision_label(folder, recipe),
     )
-    write_text(folder / "README.md", text)
+    write_text(folder / CARD, text)
 
 
 def write_figure(path: Path, results: list[dict]) -> str | None:
@@ -220,4 +222,4 @@ def _precision_label(folder, recipe):
     return AutoConfig.from_pretrained(folder).precision_label
 
 
-__all__ = ["CARD_METRICS", "render_card", "selector_settings", "write_card", "write_figure"]
+__all__ = ["CARD", "CARD_METRICS", "FIGURE", "render_card", "selector_settings", "write_card", "write_figure"]

@@ -47,7 +47,7 @@ def write_run_card(folder, recipe, *, train_name, train_rows: int, eval_name=Non
         folder,
         recipe=recipe.model_dump(),
         results=results,
-        licence=None,
+        licence=recipe.licence,
         train=_training_facts(train_name, train_rows),
         library_versions=versions(),
         output=usage_output(model),

@@ -87,7 +87,7 @@ class EvidenceLoadingMixin:
         weights = find_base_weights(config.base_model, config.base_sha256, local_files_only=local_only)
         folder = _adapter_folder(name, **source)
         model = cls(config)
-        backbone = cls._load_backbone(weights.parent, config.backbone_config)
+        backbone = cls._load_backbone(weights.parent, config)
         model.backbone.load_state_dict(backbone.state_dict())
         with warnings.catch_warnings():  # PEFT asks for an attribute that transformers has renamed
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)

@@ -62,6 +62,8 @@ class WarrantConfig(PreTrainedConfig):
         precision_bound (`float`): largest size of the log-precision.
         precision_contract (`dict`, *optional*): `ContractReport.to_dict()` of the six tests that the log-precision was
             put to. Only if all are in it and passed is it called a precision (`precision_label`).
+        answerability_calibration (`dict`, *optional*): `data`, `size` of the lists, `questions`, `ece` and `brier` of
+            the fit that makes the answerability a probability (`warrant-hf calibrate`); `None` where none was made.
         attention (`str`, defaults to `"sdpa"`): attention of the backbone, `"sdpa"`, `"warrant"`, `"maa"` or `"pfa"`;
             it is saved, while the `attn_implementation` of `from_pretrained` is not and goes before it.
         maa_power (`float` or list of one per layer): p of the attention `"maa"`.
@@ -104,6 +106,7 @@ class WarrantConfig(PreTrainedConfig):
     precision_features: list | None = None
     precision_bound: float = 2.0
     precision_contract: dict | None = None
+    answerability_calibration: dict | None = None
     attention: str = "sdpa"
     maa_power: float | list = DEFAULT_POWER
     frozen_layers: int = 0
@@ -187,10 +190,29 @@ class WarrantConfig(PreTrainedConfig):
 
 class WarrantEncoderConfig(WarrantConfig):
     """Configuration of [`WarrantEncoderForEvidenceSelection`]: an encoder such as RoBERTa, XLM-R, BERT, MPNet,
-    ModernBERT or DeBERTa-v3. The fields are those of [`WarrantConfig`].
+    ModernBERT or DeBERTa-v3.
+
+    Args:
+        reading (`str`, defaults to `"question"`): who reads the candidates: `"question"`, the pooled question, or
+            `"head"`, the classification head of the cross-encoder that the backbone then is, each candidate in a
+            window of its own (`packing="joint"`).
+        (others): those of [`WarrantConfig`].
     """
 
     model_type = "warrant_encoder"
+
+    reading: str = "question"
+
+    def __post_init__(self, **kwargs):
+        _choice("reading", self.reading, ("question", "head"))
+        if self.reading == "head":
+            _choice("variant", self.variant, WarrantFiDConfig.variants)
+            if self.packing != "joint":
+                raise ValueError(
+                    f"packing is {self.packing!r}, but reading is 'head', which reads question and candidate "
+                    "together; use packing='joint'."
+                )
+        super().__post_init__(**kwargs)
 
 
 class WarrantFiDConfig(WarrantConfig):

@@ -90,6 +90,13 @@ class EvidenceReadout(nn.Module):
         if self.variant.path and self.variant.acts != "logits":  # base and the adapter use psi without a gate
             self.gate.freeze_unused()
 
+    def freeze_reading(self):
+        """Holds still what only a reading of its own needs, where another takes its place."""
+        idle = {"one": ("pool_query", "pool_key", "query", "key"), "query": ("pool_query", "pool_key", "key")}
+        idle["item"] = ("query",)
+        for name in idle.get(self.gate.form, ()) if self.variant.path else ():
+            self.get_submodule(name).requires_grad_(False)
+
     def forward(self, states, segment_ids, item_candidates, candidate_mask, **settings) -> EvidenceOutput:
         """Scores candidates by the states of their tokens.
 
@@ -134,7 +141,8 @@ class EvidenceReadout(nn.Module):
             candidate_mask (`[B, C]`, bool): which candidates exist.
             gate (`[B, S]`, *optional*): from `permission`, where it was needed before.
             reading (`[B, H, S]`, *optional*): log-weights of a reading that took place elsewhere, such as the
-                cross-attention of a decoder; they take the place of the readout's own `q . k`.
+                cross-attention of a decoder or the head of a cross-encoder; they take the place of the readout's own
+                `q . k`.
             candidate_lists (`[B, K, C]`, bool, *optional*): lists of candidates to compute the loss over; the full
                 list when not given. Used with `labels` only.
             labels (`[B, C]`, *optional*): 1 supports, 0 does not, -100 not labelled.
@@ -294,8 +302,8 @@ class _Reader:
             self.reading = reading
         self.logits = None
         if not readout.variant.path:
-            psi = readout.gate.logit(pooled.query, pooled.key)
-            self.logits = (query * key).sum((1, 3)) / key.shape[-1] ** 0.5 + psi
+            content = (query * key).sum((1, 3)) / key.shape[-1] ** 0.5 if reading is None else reading.mean(1)
+            self.logits = content + readout.gate.logit(pooled.query, pooled.key)
 
     def __call__(self, lists):
         readout = self.readout

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers.utils import logging
 
 from .attached_attention import attach_from_config
-from .base_weights import without_pooler
+from .base_weights import load_backbone, without_pooler
 from .configuration_evidence import WarrantEncoderConfig
 from .modeling_evidence import WarrantPreTrainedModel
+
+logger = logging.get_logger(__name__)
 
 # Encoders that cannot take a token-by-token mask, so that candidates cannot be kept apart inside one window.
 _JOINT_ONLY = {"deberta", "deberta-v2"}
@@ -20,10 +23,14 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
     Use [`~WarrantEncoderForEvidenceSelection.from_backbone`] to start from a pretrained encoder and `from_pretrained`
     for a trained selector.
 
-    A pretrained cross-encoder (a reranker with a head for sequence classification) is a pretrained encoder too. Its
-    head stays in the file: it reads the first token after that has read the candidate, but here the question is read
-    once for all candidates of a window. With `packing="isolated"` its states have seen none of them, so nothing made
-    of them gives the head's logit of a candidate; the readout starts afresh and is trained.
+    A pretrained cross-encoder (a reranker with a head for sequence classification) is a pretrained encoder too, in two
+    ways. With `reading="question"` its head stays in the file: it reads the first token, which here has seen no
+    candidate, because the question is read once for all of them; the readout starts afresh and is trained. With
+    `reading="head"` the backbone is the cross-encoder itself, a candidate to a window as it was trained, at its cost.
+    The head's logit `r_c` takes the place of q . k, so that alpha is the softmax of the head over the list, and as
+    every gate starts equal, the selector starts with the ranking of the reranker; `base` starts with its logits up to
+    a constant. A head of two classes gives the logit of the second over the first. The mass of a candidate in several
+    parts is the sum over its parts.
     """
 
     config_class = WarrantEncoderConfig
@@ -35,6 +42,16 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     def _make_backbone(self, config):
         kind = config.backbone_config.model_type
+        if config.reading == "head":
+            labels = config.backbone_config.num_labels
+            if labels not in (1, 2):
+                raise ValueError(
+                    f"backbone_config has {labels} labels, but reading is 'head', which takes the head of a reranker "
+                    "with one score, or with two classes; use reading='question'."
+                )
+            backbone = AutoModelForSequenceClassification.from_config(config.backbone_config)
+            attach_from_config(backbone)
+            return backbone
         if config.packing == "isolated" and kind in _JOINT_ONLY:
             raise ValueError(f"packing is 'isolated', but {kind} takes no token-by-token mask; use packing='joint'.")
         backbone = AutoModel.from_config(config.backbone_config, **without_pooler(config.backbone_config))
@@ -45,7 +62,35 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     @classmethod
     def _fill_in(cls, config, backbone_config):
-        config.setdefault("packing", "joint" if backbone_config.model_type in _JOINT_ONLY else "isolated")
+        reads_by_head = config.get("reading") == "head"
+        is_joint = reads_by_head or backbone_config.model_type in _JOINT_ONLY
+        config.setdefault("packing", "joint" if is_joint else "isolated")
+        kinds = backbone_config.architectures or ()
+        if not reads_by_head and any(kind.endswith("ForSequenceClassification") for kind in kinds):
+            logger.warning(
+                f"The classification head of {kinds[0]} is left behind and a fresh readout takes its place; "
+                "reading='head' keeps it as the first score."
+            )
+
+    @classmethod
+    def _load_backbone(cls, source, config, **where):
+        if config.reading == "question":
+            return super()._load_backbone(source, config, **where)
+        try:
+            return load_backbone(source, config.backbone_config, AutoModelForSequenceClassification, **where)
+        except ValueError as error:
+            raise ValueError(f"{error} For an encoder without a head use reading='question'.") from error
+
+    def processor_settings(self) -> dict:
+        settings = super().processor_settings()
+        return settings | {"packing": "pair"} if self._reads_elsewhere() else settings
+
+    def _reads_elsewhere(self):
+        return self.config.reading == "head"
+
+    @property
+    def _encoder(self):
+        return self.backbone.base_model if self._reads_elsewhere() else self.backbone
 
     def longest_input(self) -> int:
         """Tokens that the position table of the encoder holds, special tokens included."""
@@ -53,17 +98,25 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     def _first_position(self):
         # RoBERTa and its kin keep the rows up to the one of padding, and count from the next.
-        table = getattr(self.backbone.embeddings, "position_embeddings", None)
+        table = getattr(self._encoder.embeddings, "position_embeddings", None)
         return 0 if table is None or table.padding_idx is None else table.padding_idx + 1
 
     def _lower_layers(self):
-        encoder = getattr(self.backbone, "encoder", self.backbone)
-        return [self.backbone.embeddings], list(encoder.layer if hasattr(encoder, "layer") else encoder.layers)
+        encoder = getattr(self._encoder, "encoder", self._encoder)
+        return [self._encoder.embeddings], list(encoder.layer if hasattr(encoder, "layer") else encoder.layers)
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
         rows, windows, tokens = input_ids.shape
-        states = self.encode(input_ids, segment_ids, kwargs.get("advance"))
+        states = self._states_and_score(input_ids, segment_ids, kwargs.get("advance"))
         with torch.autocast(states.device.type, enabled=False):  # see _keep_in_fp32_modules_strict
+            if self._reads_elsewhere():
+                states, logits = states[..., :-1], states[..., 0, -1].float()
+                pooled = self._pool_windows(states, segment_ids, item_candidates)
+                reading = logits.unsqueeze(1).expand(-1, self.readout.heads, -1)
+                segments = segment_ids.flatten(1)
+                return self.readout.score(
+                    pooled, segments, item_candidates, candidate_mask, reading=reading, **readout
+                )
             return self.readout(
                 states.view(rows, windows * tokens, -1),
                 segment_ids.flatten(1),
@@ -74,6 +127,10 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     def encode(self, input_ids, segment_ids, advance=None) -> torch.Tensor:
         """States `[..., N, D]` of windows `[..., N]`, `encode_batch_size` windows at a time."""
+        return self._states_and_score(input_ids, segment_ids, advance)[..., : self.state_size()]
+
+    def _states_and_score(self, input_ids, segment_ids, advance=None):
+        """`encode`, with the head's logit in one more column where the head reads."""
         windows = input_ids.flatten(0, -2), segment_ids.flatten(0, -2)
         return self._in_groups(*windows, self._encode_windows, advance).view(*input_ids.shape, -1)
 
@@ -109,10 +166,15 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
                 in_window = torch.arange(positions.shape[1], device=positions.device).unsqueeze(0)
                 bias = self._relative_bias(positions) - self._relative_bias(in_window)
                 inputs["attention_mask"] = inputs["attention_mask"] + bias
+        if self._reads_elsewhere():
+            found = self.backbone(**inputs, output_hidden_states=True)
+            states, logits = found.hidden_states[-1], found.logits
+            logits = logits if logits.shape[1] == 1 else logits[:, 1:] - logits[:, :1]
+            return torch.cat([states, logits.unsqueeze(1).expand(-1, states.shape[1], -1)], -1)
         return self.backbone(**inputs).last_hidden_state
 
     def _relative_bias(self, positions):
-        encoder = self.backbone.encoder
+        encoder = self._encoder.encoder
         buckets = encoder.relative_position_bucket(positions.unsqueeze(1) - positions.unsqueeze(2))
         return encoder.relative_attention_bias(buckets).permute(0, 3, 1, 2)
 

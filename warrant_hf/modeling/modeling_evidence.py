@@ -16,7 +16,7 @@ from .checkpoint_loading import EvidenceLoadingMixin
 from .checkpoint_saving import EvidenceSavingMixin
 from .configuration_evidence import WarrantConfig
 from .evidence_ranking import EvidenceRankingMixin
-from .evidence_readout import EvidenceReadout
+from .evidence_readout import EvidenceReadout, PooledEvidence
 from .marker_readout import MarkerReadout
 from .outputs import EvidenceOutput
 from .permission import PERMISSION_VARIANTS
@@ -91,9 +91,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         raise NotImplementedError
 
     @classmethod
-    def _load_backbone(cls, source, backbone_config, **where) -> nn.Module:
-        """The pretrained backbone, with the module structure of `_make_backbone`."""
-        return load_backbone(source, backbone_config, cls.backbone_auto_class, **where)
+    def _load_backbone(cls, source, config, **where) -> nn.Module:
+        """The pretrained backbone of a selector's config, with the module structure of `_make_backbone`."""
+        return load_backbone(source, config.backbone_config, cls.backbone_auto_class, **where)
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs) -> EvidenceOutput:
         """Reads windows `[B, W, N]`; `readout` holds the keyword arguments of [`EvidenceReadout.score`], and `advance`
@@ -148,7 +148,7 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         cls._fill_in(config, backbone_config)
         model = cls(kind(backbone_config=backbone_config, **config))
         backbone_config = model.config.backbone_config  # a reader may have made it its own
-        loaded = cls._load_backbone(name_or_path, backbone_config, **source)
+        loaded = cls._load_backbone(name_or_path, model.config, **source)
         model.backbone.load_state_dict(loaded.state_dict())
         if loaded.can_generate():
             model.backbone.generation_config = loaded.generation_config
@@ -160,9 +160,15 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     def _fill_in(cls, config, backbone_config):
         """Sets what the backbone decides and `config` leaves open."""
 
+    def _reads_elsewhere(self) -> bool:
+        """Whether something other than the readout's own question reads the candidates."""
+        return False
+
     def _freeze(self):
         """Holds still what the config wants so, and what no loss reaches."""
         self.readout.freeze_unused()
+        if self._reads_elsewhere():
+            self.readout.freeze_reading()
         self._freeze_lower_layers()
 
     def _freeze_lower_layers(self):
@@ -229,6 +235,26 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         }
         output = self._evidence(input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs)
         return output if return_dict is not False else output.to_tuple()
+
+    def _pool_windows(self, states, segment_ids, item_candidates) -> PooledEvidence:
+        """Question and candidate of each window of `[B, W, N]` segments, which holds one item.
+
+        Raises:
+            ValueError: windows with more.
+        """
+        rows, windows, tokens, _ = states.shape
+        own = torch.arange(1, windows + 1, device=segment_ids.device)[:, None]
+        if item_candidates.shape[1] != windows or ((segment_ids > 0) & (segment_ids != own)).any():
+            raise ValueError(
+                f"item_candidates {list(item_candidates.shape)} for {windows} windows: this reader takes one item per "
+                f"window, in order; make the processor with packing={self.processor_settings()['packing']!r}."
+            )
+        pooled = self.readout.pool(states.flatten(0, 1), segment_ids.clamp(max=1).flatten(0, 1), 1)
+        return PooledEvidence(
+            pooled.query.view(rows, windows, -1),
+            pooled.key.view(rows, windows, -1),
+            pooled.token_share.view(rows, windows * tokens),
+        )
 
     def _in_groups(self, input_ids, segment_ids, encode, advance=None):
         """States of `[R, N]` windows by `encode`, in groups of similar length; empty windows stay zero.

@@ -16,7 +16,6 @@ from .attached_attention import attach_from_config, find_places, mark_arguments
 from .attention_interface import ATTENTION_KEYS
 from .base_weights import backbone_class
 from .configuration_evidence import WarrantFiDConfig
-from .evidence_readout import PooledEvidence
 from .modeling_evidence import WarrantPreTrainedModel
 from .outputs import EvidenceOutput
 
@@ -88,6 +87,9 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
     def processor_settings(self) -> dict:
         return super().processor_settings() | {"packing": "single", "answers": self.config.answer_weight > 0}
 
+    def _reads_elsewhere(self):
+        return self.readout.variant.path  # the content score of `base` is the readout's own
+
     def _encoder(self):
         return self.backbone.get_encoder()
 
@@ -134,19 +136,12 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
 
     def _evidence(self, input_ids, segment_ids, item_candidates, candidate_mask, readout, **kwargs):
         answer_labels, states = kwargs.get("answer_labels"), kwargs.get("encoder_states")
-        rows, windows, tokens = input_ids.shape
-        own = torch.arange(1, windows + 1, device=segment_ids.device)[:, None]
-        if item_candidates.shape[1] != windows or ((segment_ids > 0) & (segment_ids != own)).any():
-            raise ValueError(
-                f"item_candidates {list(item_candidates.shape)} for {windows} windows: this reader takes one item per "
-                "window, in order; make the processor with packing='single'."
-            )
         states = self.encode(input_ids, segment_ids, kwargs.get("advance")) if states is None else states
         permission, lists = readout.pop("permission_override"), readout
         with torch.autocast(states.device.type, enabled=False):  # see _keep_in_fp32_modules_strict
-            pooled = self._pool(states, segment_ids)
+            pooled = self._pool_windows(states, segment_ids, item_candidates)
             gate = self.readout.permission(pooled, item_candidates, candidate_mask, permission)
-        reading = self._reading(states, segment_ids)
+        reading = self._reading(states, segment_ids) if self._reads_elsewhere() else None
         with torch.autocast(states.device.type, enabled=False):
             output = self.readout.score(
                 pooled, segment_ids.flatten(1), item_candidates, candidate_mask, gate=gate, reading=reading, **lists
@@ -156,17 +151,6 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
                 states, segment_ids, gate, answer_labels
             )
         return output
-
-    def _pool(self, states, segment_ids):
-        """Question and passage of each window, as rows of the readout."""
-        rows, windows, tokens, width = states.shape
-        own = segment_ids.clamp(max=1).flatten(0, 1)
-        pooled = self.readout.pool(states.flatten(0, 1), own, 1)
-        return PooledEvidence(
-            pooled.query.view(rows, windows, -1),
-            pooled.key.view(rows, windows, -1),
-            pooled.token_share.view(rows, windows * tokens),
-        )
 
     def _reading(self, states, segment_ids):
         """Log of how strongly the decoder's first step reads each window, `[B, H, W]`.
@@ -257,7 +241,7 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
         kwargs.pop("candidate_features", None)  # of the evidence only
         states = self.encode(input_ids, segment_ids) if states is None else states
         with torch.autocast(states.device.type, enabled=False):
-            pooled = self._pool(states, segment_ids)
+            pooled = self._pool_windows(states, segment_ids, item_candidates)
             gate = self.readout.permission(pooled, item_candidates, candidate_mask, permission_override)
         return self.backbone.generate(**self._fused(states, segment_ids, gate), **kwargs)
 

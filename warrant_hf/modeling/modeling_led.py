@@ -10,7 +10,7 @@ from transformers import AutoModel
 from transformers.models.led.modeling_led import LEDEncoder
 
 from .attention_windowed import use_windowed_attention
-from .base_weights import load_backbone, without_pooler
+from .base_weights import without_pooler
 from .configuration_evidence import WarrantLEDConfig
 from .modeling_evidence import WarrantPreTrainedModel
 
@@ -49,7 +49,7 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
                 raise ValueError("reading is 'decoder', but a Longformer has none; use reading='question' or an LED.")
             made = AutoModel.from_config(backbone, **without_pooler(backbone))
         elif config.reading == "question":
-            backbone.decoder_layers = 0  # says in the checkpoint, and to `_load_backbone`, that there is no decoder
+            backbone.decoder_layers = 0  # says in the checkpoint that there is no decoder
             made = LEDEncoder._from_config(backbone)
         else:
             if not backbone.decoder_layers:
@@ -67,25 +67,25 @@ class WarrantLEDForEvidenceSelection(WarrantPreTrainedModel):
         use_windowed_attention(made)
         return made
 
+    def _reads_elsewhere(self):
+        return self.config.reading == "decoder"
+
     def _freeze(self):
         super()._freeze()
-        if self.config.reading == "decoder":
+        if self._reads_elsewhere():
             self._freeze_unread()
 
     def _freeze_unread(self):
         """Holds still what gets no gradient, behind the weights of the last cross-attention."""
         layer = self.backbone.decoder.layers[-1]
         idle = [layer.encoder_attn.v_proj, layer.encoder_attn.out_proj, layer.encoder_attn_layer_norm]
-        idle += [layer.fc1, layer.fc2, layer.final_layer_norm]
-        if self.readout.variant.gate == "one":  # then nothing asks for the readout's own question and keys
-            idle += [self.readout.pool_query, self.readout.pool_key, self.readout.query, self.readout.key]
-        for module in idle:
+        for module in [*idle, layer.fc1, layer.fc2, layer.final_layer_norm]:
             module.requires_grad_(False)
 
     @classmethod
-    def _load_backbone(cls, source, backbone_config, **where):
-        loaded = load_backbone(source, backbone_config, cls.backbone_auto_class, **where)
-        is_encoder = backbone_config.model_type == "led" and not backbone_config.decoder_layers
+    def _load_backbone(cls, source, config, **where):
+        loaded = super()._load_backbone(source, config, **where)
+        is_encoder = config.backbone_config.model_type == "led" and config.reading == "question"
         return loaded.encoder if is_encoder else loaded
 
     def _block(self):

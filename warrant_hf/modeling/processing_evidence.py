@@ -12,7 +12,7 @@ import torch
 from transformers import BatchFeature, ProcessorMixin
 
 QUESTION, PADDING = 0, -1
-PACKINGS = ("shared", "single")
+PACKINGS = ("shared", "single", "pair")
 # Two tokens around the question, and an item of at least one token with its separator beside half a window of it.
 _SMALLEST_WINDOW = 8
 _LARGEST = float(np.finfo(np.float32).max)
@@ -54,8 +54,9 @@ class EvidenceProcessor(ProcessorMixin):
         tokenizer: any fast tokenizer with a separator or end token.
         max_length (`int`): tokens in a window, question included; the tokenizer's `model_max_length` if that is less.
         max_question_tokens (`int`): a longer question is cut at its end, which is reported; half a window at most.
-        packing (`str`): `"shared"` puts as many candidates into a window as fit, `"single"` gives each a window of its
-            own (Fusion-in-Decoder).
+        packing (`str`): `"shared"` puts as many candidates into a window as fit; `"single"` gives each a window of its
+            own (Fusion-in-Decoder), and so does `"pair"`, with the special tokens that the tokenizer puts around two
+            texts (cross-encoders).
         answers (`bool`): the model is trained on answers too; [`EvidenceCollator`] adds them.
         features (`list[str]`, *optional*): keys of a passage (nested ones by dots, `"source.reliability"`) whose
             numbers are handed to the model as `candidate_features`; every passage must have them.
@@ -93,6 +94,7 @@ class EvidenceProcessor(ProcessorMixin):
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         special = (special | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
         self._special_ids = np.array(sorted(special), dtype=np.int64)
+        self._frame = self._around_a_pair() if packing == "pair" else self._around()
         self._tokenize(["a"])  # sets the backend's switches, which must not change while a thread is inside it
 
     @property
@@ -182,6 +184,21 @@ class EvidenceProcessor(ProcessorMixin):
     def _end(self):
         return self.tokenizer.sep_token_id if self.tokenizer.sep_token_id is not None else self.tokenizer.eos_token_id
 
+    def _around(self):
+        """Special tokens before the question, behind it, and behind each item."""
+        begin = self.tokenizer.cls_token_id if self.tokenizer.cls_token_id is not None else self.tokenizer.bos_token_id
+        return [] if begin is None else [begin], [self._end], [self._end]
+
+    def _around_a_pair(self):
+        """The same as the tokenizer itself has them around two texts; `_around` where it has none."""
+        pair = self.tokenizer("a", "a")
+        ids, texts = pair["input_ids"], pair.sequence_ids()
+        if not {0, 1} <= set(texts) or len(set(texts)) < 3:
+            return self._around()
+        first, second = texts.index(0), texts.index(1)
+        stop, last = len(texts) - texts[::-1].index(0), len(texts) - texts[::-1].index(1)
+        return ids[:first], ids[stop:second], ids[last:]
+
     def _numbers(self, passages, row, positions):
         if self.features is None:
             return None
@@ -230,23 +247,24 @@ class EvidenceProcessor(ProcessorMixin):
         limit = min(self.max_length, self.tokenizer.model_max_length)  # a tokenizer without a limit reports 1e30
         if limit < _SMALLEST_WINDOW:
             raise ValueError(f"tokenizer.model_max_length is {limit}; it must be at least {_SMALLEST_WINDOW}.")
-        begin = self.tokenizer.cls_token_id if self.tokenizer.cls_token_id is not None else self.tokenizer.bos_token_id
-        end = self._end
+        begin, middle, end = self._frame
         notes, words = [], question[0]
-        allowed = min(self.max_question_tokens, limit // 2)
+        allowed = min(self.max_question_tokens, limit // 2, limit - len(begin) - len(middle) - len(end) - 1)
         if len(words) > allowed:
             notes.append(f"The question has {len(words)} tokens; only its first {allowed} were read.")
             words = words[:allowed]
-        head = np.concatenate([[begin] if begin is not None else [], words, [end]]).astype(np.int64)
+        head = np.concatenate([begin, words, middle]).astype(np.int64)
         room = limit - len(head)
 
         pieces, owners = [], []  # each piece: ids and offsets of one item, its separator included
         for at, (ids, offsets) in enumerate(candidates):
-            parts = max(1, -(-len(ids) // (room - 1)))
+            parts = max(1, -(-len(ids) // (room - len(end))))
             if parts > 1:
                 notes.append(f"Passage {positions[at]} has {len(ids)} tokens; it was read in {parts} parts.")
             for ids_part, offsets_part in zip(np.array_split(ids, parts), np.array_split(offsets, parts)):
-                pieces.append((np.append(ids_part, end), np.vstack([offsets_part, [[0, 0]]])))
+                pieces.append(
+                    (np.append(ids_part, end), np.vstack([offsets_part, np.zeros((len(end), 2), dtype=np.int64)]))
+                )
                 owners.append(at)
         # Next-fit in input order, with windows closed early so that they come out about equally long: a row is padded
         # to its longest window.
@@ -255,7 +273,7 @@ class EvidenceProcessor(ProcessorMixin):
         window, used, places = 0, 0, []
         for ids, _ in pieces:
             is_full = used + len(ids) > room or used + len(ids) / 2 > share
-            if used and (is_full or self.packing == "single"):
+            if used and (is_full or self.packing != "shared"):
                 window, used = window + 1, 0
             places.append(window)
             used += len(ids)
