@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.serving.running import running
+
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 QUESTION = "where was ada born?"
@@ -107,12 +109,21 @@ def test_a_folder_names_the_model(adapter, tiny_model_dir, expected):
 
 
 @ADAPTERS
+def test_an_address_names_a_server(adapter, tiny_model, expected):
+    with running(tiny_model) as client:
+        kept = adapter(model=str(client.base_url))(TEXTS, METADATA)
+    assert [text for text, _ in kept] == [item["text"] for item in expected]
+    for (_, metadata), item in zip(kept, expected, strict=True):
+        assert {name: metadata[name] for name in SCORES} == {name: item[name] for name in SCORES}
+
+
+@ADAPTERS
 @pytest.mark.parametrize(
     "settings, part",
     [
         ({"top_n": 0}, r"top_[nk] is 0; give a whole number of 1 or more"),
         ({"threshold": 1.5}, "threshold is 1.5; give a probability from 0 to 1"),
-        ({"model": 3}, "model is a int; give a selector, its folder or Hub id, or None"),
+        ({"model": 3}, "model is a int; give a selector, its folder, Hub id or address, or None"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(adapter, tiny_model, settings, part):

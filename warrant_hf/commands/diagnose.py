@@ -160,6 +160,8 @@ def _markdown(sections: dict, found: dict, config: dict, note: str | None) -> st
         "A drop is the metric as learned minus the metric after; intervals are over questions.",
         f"Shapley values sum to the difference they share out within {worth['efficiency_gap']:.1e}. Scores under "
         f"closed gates follow from the masses within {found['rule_gap']:.1e} of the model's own forward pass.",
+        "Areas: an order that puts first what counts has a small area of deletion (below random is good) and a large "
+        "one of insertion (above random is good).",
         "The oracle subset is chosen by the labels; no selector can have its gain.",
     ]
     if config["variant"] != "normalized" and worth["utility"] in ("gold_log_probability", "negative_loss"):

@@ -24,7 +24,8 @@ class WarrantRanker:
     meta is read with the text.
 
     Args:
-        model: a selector, its folder or Hub id, or `None` for the default checkpoint.
+        model: a selector, its folder or Hub id, the address of a server (`warrant-hf serve`), or `None` for the
+            default checkpoint.
         top_k (`int`, *optional*): how many to keep; all when not given.
         threshold (`float`, *optional*): the probability below which a document is left out.
 

@@ -25,7 +25,8 @@ class WarrantPostprocessor(BaseNodePostprocessor):
     given are not changed. A `title` in the metadata is read with the text.
 
     Args:
-        model: a selector, its folder or Hub id, or `None` for the default checkpoint.
+        model: a selector, its folder or Hub id, the address of a server (`warrant-hf serve`), or `None` for the
+            default checkpoint.
         top_n (`int`, *optional*): how many to keep; all when not given.
         threshold (`float`, *optional*): the probability below which a node is left out.
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from ..hub import load_default
 from ..modeling import AutoModelForEvidenceSelection
+from .remote import RemoteSelector
 
 #: What a ranked document is told about itself.
 SCORES = ("probability", "attention", "permission", "effective")
 
 
 def selector(model: Any = None):
-    """A selector: `model` itself, the one in this folder or of this Hub id, or the default for `None`.
+    """A selector: `model` itself, that of a folder, Hub id or server (`"http://…"`), or the default for `None`.
 
     Raises:
         ValueError: something that cannot rank.
@@ -21,12 +22,16 @@ def selector(model: Any = None):
     """
     if model is None:
         return load_default()
+    if isinstance(model, str) and model.startswith(("http://", "https://")):
+        return RemoteSelector(model)
     if isinstance(model, str):
         return AutoModelForEvidenceSelection.from_pretrained(
             model, use_safetensors=True, trust_remote_code=False
         ).eval()
     if not callable(getattr(model, "rank", None)):
-        raise ValueError(f"model is a {type(model).__name__}; give a selector, its folder or Hub id, or None.")
+        raise ValueError(
+            f"model is a {type(model).__name__}; give a selector, its folder, Hub id or address, or None."
+        )
     return model
 
 
