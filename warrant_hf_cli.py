@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 # Modules that not every installation has -> the extra that brings them.
 _EXTRAS = {
     "gradio": "space",
+    "mcp": "mcp",
     "yaml": "train",
     "datasets": "train",
     "pyarrow": "train",
@@ -239,6 +240,38 @@ def evaluate(
 
 
 @app.command()
+def calibrate(
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Labelled rows that the selector was not trained on, in any format.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="New folder for the calibrated selector; without it, a report.")
+    ] = None,
+    model: Model = None,
+    level: Annotated[
+        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
+    ] = "sentence",
+    size: Annotated[int, typer.Option(min=1, help="Candidates a question.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists and intervals.")] = 0,
+    batch_size: BatchSize = 8,
+) -> None:
+    """Make the answerability a probability: fit its two numbers on lists with and without their evidence."""
+    from warrant_hf.commands.calibrate import run
+
+    run(
+        data=data,
+        output=output,
+        model=model,
+        level=level,
+        size=size,
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+    )
+
+
+@app.command()
 def diagnose(
     data: Annotated[
         Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
@@ -317,17 +350,26 @@ def precision_lab(
 @app.command()
 def demo(
     text: Annotated[bool, typer.Option("--text", help="Print a built-in question's evidence and exit.")] = False,
-    model: Model = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Folder or Hub id of an evidence selector; without it, the checkpoint that ships with warrant-hf. "
+            "The option can be repeated: visitors choose among the models."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port; without it, the first free one from 7860.")
     ] = None,
     browser: Annotated[bool, typer.Option(help="Open a browser window.")] = True,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Offer the endpoints as tools of the Model Context Protocol too.")
+    ] = False,
 ) -> None:
     """Open the Space: ask, look at attention and permission, close gates."""
     from warrant_hf.commands.demo import run
 
-    run(text=text, model=model, host=host, port=port, browser=browser)
+    run(text=text, models=model or [], host=host, port=port, browser=browser, mcp=mcp)
 
 
 @app.command()

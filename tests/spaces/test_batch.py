@@ -32,7 +32,7 @@ def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, t
         assert shown[4] == pytest.approx(evidence[0]["probability"], abs=5e-4)
         golds = [at for at, candidate in enumerate(row["candidates"]) if candidate.get("label") == 1]
         first = {item["index"] for item in evidence[: len(golds)]}
-        assert shown[batch.HEADERS.index("gold missed")] == (len(set(golds) - first) if golds else "")
+        assert shown[batch.HEADERS.index("evidence missed")] == (len(set(golds) - first) if golds else "")
         selected = {record.index for record in records if record.question_id == row["id"] and record.selected}
         assert selected == (first if golds else set())
     assert done.told() == "Done: 4 of 4 questions."

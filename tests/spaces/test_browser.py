@@ -310,7 +310,9 @@ def test_axe_finds_nothing_serious(browser, server, theme, rows_file):
 
 
 def test_the_page_fits_its_width(page):
-    for width in (360, 768, 1440):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.set_viewport_size({"width": 1280, "height": 900})
+    for name in TABS:
+        tab(page, name)
+        for width in (360, 768, 1440):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+        page.set_viewport_size({"width": 1280, "height": 900})

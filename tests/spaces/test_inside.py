@@ -31,6 +31,11 @@ def test_pieces_spell_the_passages_and_values_fit_the_scale(tiny_model):
     assert shown.count("<section") == 3 and "--s:55.0" in shown  # the darkest token
 
 
+def test_cards_say_what_read_and_may_count_stand_for(tiny_model):
+    shown = render.cards(tiny_model.rank(QUESTION, TEXTS))
+    assert "here 1/2 = 0.50" in shown and "a permission of 0.5 or more" in shown
+
+
 def test_attention_and_effective_share_a_scale(tiny_model):
     result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
     shown = inside.heatmap(result)

@@ -8,6 +8,7 @@ from tests.spaces.conftest import HOSTILE, PASSAGES, QUESTION  # noqa: E402
 from warrant_hf.space import compare, intervene, render  # noqa: E402
 from warrant_hf.space.inputs import MAX_PASSAGES, read_passage_list  # noqa: E402
 from warrant_hf.space.intervene import Edit, read_edit  # noqa: E402
+from warrant_hf.space.page import Page  # noqa: E402
 from warrant_hf.space.selectors import Selectors  # noqa: E402
 
 LISTED = read_passage_list(PASSAGES)
@@ -41,7 +42,7 @@ def test_scores_are_those_of_permission_override(selectors, overridden, name, pe
 def test_what_a_slider_adds_to_a_logit_is_the_log_of_its_permission(selectors):
     edit = Edit((None, 0.25, None, None))
     outcome = intervene.apply(selectors["tiny"], QUESTION, LISTED, edit)
-    beta = float(selectors["tiny"].model.readout.beta)
+    beta = selectors["tiny"].model.readout.beta.item()
     learned = {item["index"]: item["permission"] for item in outcome["before"]["evidence"]}[1]
     effects = {change["index"]: change["effect"] for change in outcome["changes"]}
     assert effects[1]["total"] == pytest.approx(beta * math.log(0.25 / learned), abs=1e-4)
@@ -146,3 +147,27 @@ def test_names_in_tables_are_escaped(selectors):
     shown = intervene.told(outcome, edit, names) + intervene.table(outcome, names)
     shown += compare.side_by_side(outcome["before"], outcome["before"], ("a", "b"))
     assert "<img" not in shown and "<script" not in shown and "&lt;img" in shown
+
+
+class Counted:
+    """A model that counts how often it ranks."""
+
+    def __init__(self, model):
+        self._model, self.ranked = model, 0
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def rank(self, *values, **settings):
+        self.ranked += 1
+        return self._model.rank(*values, **settings)
+
+
+def test_a_question_is_read_once_for_all_tabs(tiny_model, tmp_path):
+    counted = Counted(tiny_model)
+    page = Page(Selectors({"tiny": counted}), str(tmp_path))
+    rows = [[passage.get("title", ""), passage["text"]] for passage in PASSAGES]
+    asked = page.rank("tiny", QUESTION, rows)[0]
+    page.compare(asked, "tiny", "tiny")
+    page.files(asked)
+    assert counted.ranked == 1

@@ -2,17 +2,18 @@
 
     cd training/benchmarks
     python reader_comparison.py bases --models MODELS
-    python reader_comparison.py tune --train TRAIN --models MODELS --out runs/readers
+    python reader_comparison.py tune --train TRAIN --eval DEV --models MODELS --out runs/readers
     python reader_comparison.py run --train TRAIN --eval DEV --models MODELS --out runs/readers
     python reader_comparison.py report --out runs/readers
 
-HotpotQA with all ten passages of a question. `bases` takes the encoder out of the shipped selector (MiniLM-L6, trained
-on sentences of the same training questions, so that a small budget goes a long way) and re-expresses it for each
-reader; whatever a reader has beside the encoder starts fresh. `tune` chooses each reader's learning rate on rows held
-out of TRAIN, with one grid for all; `run` trains readers x seeds, two single-threaded processes side by side, skips
-what is finished, and scores MiniLM as it was published by cosine; `report` writes the table, with paired bootstrap
-intervals over questions. Abstention is measured on lists of eight, in which other passages of the question stand in
-for the evidence: a shorter list would be told apart by its length.
+HotpotQA with all ten passages of a question. `bases` takes encoder and readout out of the shipped selector (MiniLM-L6,
+trained on sentences of the same training questions, so that a small budget goes a long way) and re-expresses them for
+each reader; what a reader has beside them starts fresh, and so does the head of the cross-encoder, which gets the
+encoder alone. `tune` chooses each reader's learning rate on rows of DEV that the table does not use (those of TRAIN
+are known to the base), with one grid for all; `run` trains readers x seeds, two single-threaded processes side by
+side, skips what is finished, and scores MiniLM as it was published by cosine; `report` writes the table, with paired
+bootstrap intervals over questions. Abstention is measured on lists of eight, in which other passages of the question
+stand in for the evidence: a shorter list would be told apart by its length.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "hotpotqa_fid.yaml"
 CONVERTER = Path(__file__).parents[1] / "convert_bert.py"
 # Reader -> what differs from the recipe, which is that of FiD.
 READERS = {
-    "encoder": {"base_model": "encoder"},
-    "fid": {"base_model": "fid"},
-    "led": {
-        "base_model": "led",
-        "encoder": {"attention_dropout": 0.0},
-        "data.max_length": 4096,
-        # Full lists and parts of them in turn: about as many tokens as one full list each.
-        "data.draws": 2,
-        "data.separate_lists": True,
-    },
-    "cross_encoder": {"base_model": "encoder"},
+    "encoder": {},
+    "fid": {},
+    # Full lists and parts of them in turn: about as many tokens as one full list each.
+    "led": {"data.draws": 2, "data.separate_lists": True},
+    "cross_encoder": {},
+}
+#: Reader -> how the encoder is converted, and the settings of its backbone.
+BASES = {
+    "encoder": (None, {}),
+    "fid": ("encoder-decoder", {"attention_probs_dropout_prob": 0.0}),
+    # Candidates see each other in LED. A token that sees no further than about its own passage is nearest to what the
+    # encoder was trained as.
+    "led": ("led", {"attention_dropout": 0.0, "attention_window": [64] * 6}),
 }
 COSINE_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 GRID = (2e-5, 5e-5, 2e-4)
-TUNING_ROWS, HELD_OUT = 300, 100
+TUNING_ROWS, TUNING_DEV_ROWS = 300, 100
 TRAINING_ROWS, DEV_ROWS, ABSTENTION_ROWS = 1000, 200, 100
 # One pass over lists of five passages with three of six encoder layers frozen: tuning and twelve runs fit into about
 # two and a half hours of two cores. Scored are all ten.
@@ -52,10 +55,10 @@ BUDGET = {
     "data.size": 5,
     "data.hard": 2,
     "data.draws": 1,
-    "model.frozen_layers": 3,
     "training.save_strategy": "no",
     "training.disable_tqdm": True,
 }
+FROZEN_LAYERS = 3
 SHORT = 8
 EVAL_SEED = "eval"
 
@@ -77,22 +80,29 @@ def main():
 
 
 def bases(arguments):
-    """The encoder of the shipped selector, and the same weights as the other readers' kinds of model."""
+    """Encoder and readout of the shipped selector, as a selector of each reader."""
     from transformers import AutoTokenizer
 
-    from warrant_hf import load_default
+    from warrant_hf import AutoModelForEvidenceSelection, EvidenceProcessor, load_default
     from warrant_hf.modeling.base_weights import find_backbone
 
-    encoder = arguments.models / "encoder"
-    load_default().backbone.save_pretrained(encoder)
-    AutoTokenizer.from_pretrained(find_backbone(COSINE_MODEL)).save_pretrained(encoder)
-    for reader, kind in (("fid", "encoder-decoder"), ("led", "led")):
-        command = [sys.executable, str(CONVERTER), str(encoder), str(arguments.models / reader), "--to", kind]
-        subprocess.run(command, check=True)
+    shipped, encoder = load_default(), arguments.models / "pretrained"
+    shipped.backbone.save_pretrained(encoder)
+    tokenizer = AutoTokenizer.from_pretrained(find_backbone(COSINE_MODEL))
+    tokenizer.save_pretrained(encoder)
+    for reader, (kind, changes) in BASES.items():
+        source = encoder
+        if kind is not None:
+            source = arguments.models / f"{reader}-pretrained"
+            subprocess.run([sys.executable, str(CONVERTER), str(encoder), str(source), "--to", kind], check=True)
+        model = AutoModelForEvidenceSelection.from_backbone(source, encoder=changes, frozen_layers=FROZEN_LAYERS)
+        model.readout.load_state_dict(shipped.readout.state_dict())
+        model.processor = EvidenceProcessor(tokenizer, **{"max_length": 512} | model.processor_settings())
+        model.save_pretrained(arguments.models / reader)
 
 
 def tune(arguments):
-    files = {"train": arguments.train, "models": arguments.models}
+    files = {name: getattr(arguments, name) for name in ("train", "eval", "models")}
     runs.tune(__file__, arguments, arguments.variants, GRID, files)
 
 
@@ -113,16 +123,17 @@ def one(arguments):
     (reader,), (seed,) = arguments.variants, arguments.seeds
     folder = runs.folder_of(arguments.out, reader, seed, arguments.rate)
     changes = BUDGET | READERS[reader] | {"seed": seed, "training.learning_rate": arguments.rate}
-    changes["base_model"] = str(arguments.models / changes["base_model"])
-    recipe = Recipe.from_yaml(RECIPE, changes)
-    if reader != "fid":
-        recipe.model.pop("answer_weight")
-    rows = read_rows(arguments.train, level="passage")
-    if arguments.tuning:
-        rows, dev, abstention = rows[:TUNING_ROWS], rows[-HELD_OUT:], []
+    if reader == "cross_encoder":
+        changes |= {"base_model": str(arguments.models / "pretrained"), "model": {"frozen_layers": FROZEN_LAYERS}}
     else:
-        dev = read_rows(arguments.eval, level="passage")[:DEV_ROWS]
-        rows, abstention = rows[:TRAINING_ROWS], dev[:ABSTENTION_ROWS]
+        changes |= {"base_model": None, "start_from": str(arguments.models / reader), "model": {}, "encoder": {}}
+    recipe = Recipe.from_yaml(RECIPE, changes)
+    rows, dev = (read_rows(path, level="passage") for path in (arguments.train, arguments.eval))
+    if arguments.tuning:
+        rows, dev, abstention = rows[:TUNING_ROWS], dev[DEV_ROWS:][:TUNING_DEV_ROWS], []
+    else:
+        rows, dev = rows[:TRAINING_ROWS], dev[:DEV_ROWS]
+        abstention = dev[:ABSTENTION_ROWS]
     started = time.perf_counter()
     predict, parameters = _train(reader, recipe, rows, folder)
     result = {"variant": reader, "seed": seed, "rate": arguments.rate, "parameters": parameters}

@@ -16,7 +16,7 @@ effective mass. The score is made of the effective mass and of nothing else.</ti
 <g font-size="14" fill="currentColor"><text x="10" y="24" font-weight="600">passage</text>
 <text x="150" y="24" font-weight="600">attention</text><text x="335" y="24" font-weight="600">permission</text>
 <text x="480" y="24" font-weight="600">effective</text><text x="655" y="24" font-weight="600">score</text>
-<text x="10" y="71">A: says it</text><text x="10" y="131">B: same words</text><text x="10" y="191">C: neither</text>
+<text x="10" y="71">1: says it</text><text x="10" y="131">2: same words</text><text x="10" y="191">3: neither</text>
 <text x="150" y="95" font-size="12">0.50</text><text x="150" y="155" font-size="12">0.40</text>
 <text x="150" y="215" font-size="12">0.10</text><text x="365" y="95" font-size="12">× 1.0</text>
 <text x="365" y="155" font-size="12">× 0.1</text><text x="365" y="215" font-size="12">× 0.1</text>
@@ -34,7 +34,7 @@ is 0.55 here.</text></g>
 <g fill="var(--eg-effective)"><rect x="480" y="58" width="125" height="18" rx="3"/>
 <rect x="480" y="118" width="10" height="18" rx="3"/><rect x="480" y="178" width="3" height="18" rx="1"/></g>
 <g font-size="13" fill="currentColor"><text x="640" y="71">β log(C m) + b</text><text x="640" y="131">m = effective
-</text><text x="640" y="191">C = passages</text></g></svg></div>
+</text><text x="640" y="191">C = list size</text></g></svg></div>
 """
 
 MEANING = """
@@ -44,7 +44,7 @@ MEANING = """
   attention. What a model must not see, it must not be given: that is what *mask* does.
 * **No truth.** It says that a passage may count as support for this question, as a model learned it. The passage
   may be wrong, and so may the permission.
-* **No calibrated confidence.** *Answerable* puts lists in an order.
+* **No confidence.** A permission of 0.9 does not say that nine such passages in ten are evidence.
 
 ## What the parts of the page compute
 
@@ -54,6 +54,20 @@ MEANING = """
 * *Mask* leaves a passage out of the input, bit for bit as if it had never been found.
 * What you write stays in the memory of this server for a while, and files stay for up to two hours.
 """
+
+
+#: What the metrics of a card say; `evaluation/metrics.py` defines them.
+_SAYS = {
+    "support_mrr": "1 / rank of the first evidence",
+    "hit_at_1": "how often evidence comes first",
+    "recall_at_5": "share of the evidence among the first five",
+    "evidence_f1": "share of evidence among the first, as many as there is evidence",
+    "auprc": "average precision over all candidates",
+    "permission_auc": "how often evidence has a higher permission than another candidate",
+    "abstention_auroc": "how often a list with evidence has more effective mass than one without",
+    "abstention_auroc_answerability": "the same of “answerable”",
+    "ece": "how far the probabilities are from what is found; less is better",
+}
 
 
 def card(model) -> str | None:
@@ -80,7 +94,7 @@ def results(model) -> str:
     names = list(dict.fromkeys(name for metrics in measured.values() for name in metrics))
     head = "".join(f'<th scope="col">{escape(dataset)}</th>' for dataset in measured)
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
+        f'<tr><th scope="row">{escape(name)}<div class="eg-note">{_SAYS.get(name, "")}</div></th>'
         + "".join(f"<td>{escape(str(metrics.get(name, '–')))}</td>" for metrics in measured.values())
         + "</tr>"
         for name in names

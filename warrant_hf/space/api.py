@@ -61,7 +61,7 @@ class Api:
             masked: Positions of passages to leave out of the input.
             duplicated: Positions of passages to add once more at the end.
             swapped: Two positions to swap, or [].
-            model: A name of the allow-list.
+            model: A name of the allow-list; the answer to any other names them.
         """
         question, passages = checked(question, passages)
         edit = or_sentence(intervene.read_edit, passages, permissions, masked, duplicated, swapped)

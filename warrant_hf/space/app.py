@@ -15,9 +15,11 @@ from .uploads import FILE_TYPES, LEVELS, MAX_CANDIDATES, MAX_FILE, MAX_ROWS
 
 TITLE = f"""
 <header class="eg-page"><h1>Attention is not evidence</h1>
-Something is always read. Whether it may count is another question: open and close the gates, and see.
+A question and some passages: which of them support an answer? Something is always read; whether it may count is
+another question. Close a gate, and see.
 {render.legend()}</header>
 """
+ROW = '{"question": "…", "candidates": [{"title": "…", "text": "…", "label": 1}, {"text": "…", "label": 0}]}'
 PASTE_HINT = "A blank line between passages. A first line that begins with “# ” is a title."
 
 # Of handlers that run a model: together no more at a time than this, whichever they are.
@@ -59,13 +61,20 @@ def build(models) -> gr.Blocks:
 
 
 def launch(
-    models, *, host: str | None = None, port: int | None = None, browser: bool = False, block: bool = True
+    models,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    browser: bool = False,
+    block: bool = True,
+    mcp: bool = False,
 ) -> gr.Blocks:
     """Serve the page.
 
     Args:
         models: a model, or the allow-list as a mapping of names to models.
         host (`str`, *optional*): `None` leaves the address to Gradio's environment variables, as Spaces need it.
+        mcp (`bool`): serve the endpoints as tools of the Model Context Protocol too; needs the package `mcp`.
     """
     blocks = build(models)
     blocks.launch(
@@ -79,6 +88,7 @@ def launch(
         allowed_paths=[],
         max_file_size=MAX_FILE,
         ssr_mode=False,
+        mcp_server=mcp,
         css=CSS,
         theme=THEME,
     )
@@ -103,6 +113,9 @@ def _select(page, selectors):
                 max_height=420,
                 label=f"Passages (up to {MAX_PASSAGES}, {MAX_CHARACTERS:,} characters)",
                 elem_id="eg-passages",
+            )
+            gr.HTML(
+                '<p class="eg-note">Double-click a cell to write; its menu ⋮ adds and deletes rows.</p>', padding=False
             )
             button = gr.Button("Rank", variant="primary")
             examples = gr.Examples(
@@ -143,7 +156,10 @@ def _intervene(page, asked):
     about_it = gr.HTML()
     with gr.Row():
         with gr.Column(scale=2, min_width=320):
-            gr.HTML('<h2 class="eg-title">Permission of each passage</h2>')
+            gr.HTML(
+                '<h2 class="eg-title">Permission of each passage</h2>Each slider stands where the model has put it. '
+                "Move one or close a gate, and read what follows."
+            )
             sliders = [
                 gr.Slider(0, 1, step=0.01, visible=False, label=f"Passage {at}", elem_classes="eg-slider", buttons=[])
                 for at in range(1, MAX_PASSAGES + 1)
@@ -178,6 +194,7 @@ def _compare(page, selectors, asked, tab):
             gr.Dropdown(list(selectors.views), value=selectors.views[min(at, len(selectors.views) - 1)], label=side)
             for at, side in enumerate("AB")
         )
+    gr.HTML('<p class="eg-note">With all gates open every permission is 1, and attention alone decides.</p>')
     table = gr.HTML()
     gr.on([tab.select, first.input, second.input], page.compare, [asked, first, second], table, **_MODEL)
     return about_it
@@ -185,14 +202,16 @@ def _compare(page, selectors, asked, tab):
 
 def _batch(page, selectors):
     gr.HTML(
-        f"<p>Rows of JSON with a question and its candidates, up to {MAX_ROWS} rows of {MAX_CANDIDATES} candidates "
-        f"and {MAX_FILE // 1_000_000} MB. Labels, where there are any, tell which evidence was missed.</p>"
+        f"<p>A file of questions, each with its candidates: up to {MAX_ROWS} rows, {MAX_CANDIDATES} candidates each, "
+        f"and {MAX_FILE // 1_000_000} MB. A row is one line of JSON:</p><p class='eg-text'><code>{ROW}</code></p>"
+        "<p>Labels may be left out. Where they are given, evidence is missed if it is not among the first, as many as "
+        "are labelled 1.</p>"
     )
     with gr.Row():
         with gr.Column(scale=1, min_width=300):
             model = gr.Dropdown(list(selectors.names), value=selectors.names[0], label="Model")
             file = gr.File(label="JSONL, HotpotQA, 2WikiMultihopQA or MuSiQue", file_types=FILE_TYPES, height=140)
-            level = gr.Radio(list(LEVELS), value=LEVELS[0], label="Candidates of multi-hop files")
+            level = gr.Radio(list(LEVELS), value=LEVELS[0], label="HotpotQA, 2WikiMultihopQA, MuSiQue: rank each")
             run = gr.Button("Run", variant="primary")
             stop = gr.Button("Stop", variant="stop", interactive=False)
         with gr.Column(scale=3, min_width=320):

@@ -7,6 +7,7 @@ import io
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 
 from ..data.schema import EvidenceRow
@@ -17,7 +18,7 @@ from .selectors import Selector
 from .verdicts import verdict
 
 #: Columns that count passages, and the filters: rows with more than none.
-FILTERS = ("gold missed", "read, but may hardly count", "may count, but hardly read")
+FILTERS = ("evidence missed", "read, but may hardly count", "may count, but hardly read")
 HEADERS = ("row", "id", "question", "best passage", "probability", "answerable", *FILTERS)
 
 
@@ -44,7 +45,7 @@ def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -
         ValueError: a row that the model refuses; the message names it.
     """
     batch = Batch(len(rows))
-    described = describe_model(selector.model)
+    described = selector.run(describe_model)
     # The writer of ledgers knows files; what it wrote is taken from there.
     with tempfile.TemporaryDirectory() as folder, LedgerWriter(Path(folder) / "ledger.jsonl") as ledger:
         for number, row in enumerate(rows, start=1):
@@ -53,7 +54,7 @@ def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -
                 break
             passages = [candidate.to_passage() for candidate in row.candidates]
             try:
-                result = selector.model.rank(row.question, passages)
+                result = selector.run(methodcaller("rank", row.question, passages))
                 ledger.append(ledger_records(result, passages, described, question_ids=row.id, top_k=_golds(row)))
             except ValueError as error:
                 raise ValueError(f"Row {number}: {error}") from None

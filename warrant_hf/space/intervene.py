@@ -72,16 +72,14 @@ def apply(selector: Selector, question: str, passages: Passages, edit: Edit) -> 
     before = selector.rank(question, passages)
     order = edit.order()
     changed = bounded(tuple(passages[at] for at, _ in order))
-    # One that is as it was asks for the same result and not for an equal one.
     permissions = tuple(None if copy else edit.permissions[at] for at, copy in order)
     after = selector.rank(question, changed, permissions)
     old = {item["index"]: item for item in before["evidence"]}
     new = {item["index"]: item for item in after["evidence"]}
-    beta = selector.model.readout.beta.item() if selector.has_permission else None
     changes = []
     for place, (at, copy) in enumerate(order):
         change = {"index": at, "copy": copy, "before": None if copy else old[at], "after": new[place]}
-        change["effect"] = None if copy else _effect(old[at], new[place], len(old), len(new), beta)
+        change["effect"] = None if copy else _effect(old[at], new[place], len(old), len(new), selector.beta)
         changes.append(change)
     changes += [{"index": at, "copy": False, "before": old[at], "after": None, "effect": None} for at in edit.masked]
     return {"before": before, "after": after, "changes": changes}
@@ -142,8 +140,9 @@ def table(outcome: dict, names: list[str]) -> str:
     return (
         '<div class="eg-scroll" tabindex="0" role="region" aria-label="Scores before and after">'
         f'<table class="eg-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        '<p class="eg-note">logit = β log(list size × attention × permission) + b, so each factor adds its part to '
-        f"the change; {'here all three are shown' if parts else 'here all of it is the part of the permission'}.</p>"
+        '<p class="eg-note">A logit is the score before it becomes a probability: β log(list size × attention × '
+        "permission) + b. So each factor adds its part to the change; "
+        f"{'here all three are shown' if parts else 'here all of it is the part of the permission'}.</p>"
     )
 
 

@@ -35,8 +35,9 @@ class Page:
             or_sentence(read_table, rows),
         )
         result = or_sentence(self._selectors[model].rank, asked[1], asked[2])
+        calibration = self._selectors[model].model.config.answerability_calibration
         about = render.asked(asked[1], len(asked[2]), asked[0])
-        shown = [render.headline(result), render.gauge(result), render.cards(result)]
+        shown = [render.headline(result), render.gauge(result, calibration=calibration), render.cards(result)]
         looked = [inside.highlights(result), inside.heatmap(result), gr.File(None, visible=False)]
         return [asked, *shown, *looked, about, about, about, *self.reset(asked)]
 
@@ -121,7 +122,8 @@ class Page:
         edit = self._edit(asked, closed, masked, copied, swapped, sliders)
         outcome = or_sentence(intervene.apply, self._selectors[model], question, passages, edit)
         names = render.numbered_names(passages)
-        gauge = render.gauge(outcome["after"], outcome["before"])
+        calibration = self._selectors[model].model.config.answerability_calibration
+        gauge = render.gauge(outcome["after"], outcome["before"], calibration)
         return intervene.told(outcome, edit, names), intervene.table(outcome, names), gauge
 
     def _edit(self, asked, closed, masked, copied, swapped, sliders):

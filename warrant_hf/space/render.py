@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from .verdicts import verdict
+from .verdicts import ALLOWED_FROM, verdict
 
 #: Measure -> what it means, in words of the page.
 MEASURES = {
@@ -13,13 +13,22 @@ MEASURES = {
     "permission": "how strongly it may count",
     "effective": "attention × permission: all the score is made of",
 }
+#: A calibrated answerability says from here on that there is evidence.
+ENOUGH_FROM = 0.5
 _LONG = 320  # characters of a text that a card shows without being opened
 
 
 def cards(result: dict) -> str:
     """A card per passage in rank order, its three bars on one scale from 0 to 1."""
     evidence = result["evidence"]
-    return f'<ol class="eg-cards">{"".join(_card(item, len(evidence)) for item in evidence)}</ol>'
+    count = len(evidence)
+    note = ""
+    if result["mass"] is not None:
+        note = (
+            f'<p class="eg-note">“Read” stands for an even share of the attention or more, here 1/{count} = '
+            f"{1 / count:.2f}, “may count” for a permission of {ALLOWED_FROM:g} or more.</p>"
+        )
+    return f'<ol class="eg-cards">{"".join(_card(item, count) for item in evidence)}</ol>{note}'
 
 
 def headline(result: dict) -> str:
@@ -36,16 +45,20 @@ def headline(result: dict) -> str:
     )
 
 
-def gauge(result: dict, before: dict | None = None) -> str:
-    """Is there enough evidence to answer: answerability from 0 to 1, and the effective mass behind it."""
+def gauge(result: dict, before: dict | None = None, calibration: dict | None = None) -> str:
+    """Is there enough evidence to answer: answerability from 0 to 1, and the effective mass behind it.
+
+    `calibration` is `answerability_calibration` of the model's config.
+    """
     then = before["answerability"] if before else None
-    lines = [
-        '<h2 class="eg-title">Is there enough evidence to answer?</h2>',
-        line("answerable", "answer", result["answerability"], then),
-    ]
+    lines = ['<h2 class="eg-title">Is there enough evidence to answer?</h2>']
+    if calibration is not None:
+        is_enough = result["answerability"] >= ENOUGH_FROM
+        lines.append(f'<p class="eg-headline">{"Yes, more likely than not." if is_enough else "Rather not."}</p>')
+    lines.append(line("answerable", "answer", result["answerability"], then, mark=calibration and ENOUGH_FROM))
     if result["mass"] is not None:
-        lines.append(line("effective, all", "effective", result["mass"], before and before["mass"]))
-    lines.append('<p class="eg-note">“Answerable” puts lists in an order. It is no calibrated probability.</p>')
+        lines.append(line("effective mass", "effective", result["mass"], before and before["mass"]))
+    lines.append(f'<p class="eg-note">{_about_answerable(calibration)}</p>')
     lines += [f'<p class="eg-note">{user_text(note)}</p>' for note in result.get("notes", ())]
     return "".join(lines)
 
@@ -65,15 +78,16 @@ def asked(question: str, passages: int, model: str) -> str:
     return f'<p class="eg-asked">{user_text(question)} <span class="eg-note">{count}, {user_text(model)}</span></p>'
 
 
-def line(label: str, style: str, value: float | None, old: float | None = None) -> str:
-    """A labelled bar from 0 to 1 with its value; a dashed frame is the value before."""
+def line(label: str, style: str, value: float | None, old: float | None = None, *, mark: float | None = None) -> str:
+    """A labelled bar from 0 to 1 with its value; a dashed frame is the value before, an upright line the `mark`."""
     if value is None:
         return f'<div class="eg-line"><span>{label}</span><span></span><span class="eg-value">none</span></div>'
     was = changed_from(old, value)
     frame = f'<div class="eg-old" style="width:{_percent(old)}"></div>' if was else ""
+    threshold = "" if mark is None else f'<div class="eg-mark" style="left:{_percent(mark)}"></div>'
     return (
         f'<div class="eg-line"><span>{label}</span><div class="eg-track" aria-hidden="true">'
-        f'<div class="eg-fill eg-{style}" style="width:{_percent(value)}"></div>{frame}</div>'
+        f'<div class="eg-fill eg-{style}" style="width:{_percent(value)}"></div>{frame}{threshold}</div>'
         f'<span class="eg-value">{value:.3f}{was}</span></div>'
     )
 
@@ -102,6 +116,16 @@ def numbered_names(passages: tuple, length: int = 48) -> list[str]:
     return [f"{number}. {short_name(item, length)}" for number, item in enumerate(items, start=1)]
 
 
+def _about_answerable(calibration):
+    if calibration is None:
+        return "“Answerable” puts lists in an order. It is no calibrated probability."
+    return (
+        f"“Answerable” is a probability, fitted on {calibration['questions']:,} questions with lists of "
+        f"{calibration['size']} passages, half of them without evidence; the line marks {ENOUGH_FROM:g}. Other "
+        "lists are other odds."
+    )
+
+
 def _card(item: dict[str, Any], count: int) -> str:
     found = verdict(item, count)
     mark = "" if found is None else f'<span class="eg-verdict eg-is-{found[0]}">{found[1]}</span>'
@@ -109,7 +133,7 @@ def _card(item: dict[str, Any], count: int) -> str:
     bars = "".join(line(measure, measure, item[measure]) for measure in MEASURES)
     return (
         f'<li class="eg-card"><div class="eg-head"><span class="eg-rank">{item["rank"]}</span>'
-        f'<span class="eg-support">probability <b>{item["probability"]:.2f}</b></span>{mark}</div>'
+        f'<span class="eg-support">probability of support <b>{item["probability"]:.2f}</b></span>{mark}</div>'
         f'<div class="eg-text">{title}{_folded(item["text"])}</div>{bars}</li>'
     )
 

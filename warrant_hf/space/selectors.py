@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from operator import methodcaller
 from pathlib import Path
 
 import torch
 
 from .inputs import Passages
+from .zero_gpu import on_gpu
 
 #: What `answer` generates at most, in tokens.
 MAX_ANSWER = 32
@@ -26,60 +28,91 @@ class Selector:
         self.name, self.model = name, model
         self.answers = hasattr(model, "answer")
         self.has_permission = model.readout.variant.path
-        self.rank = lru_cache(maxsize=_REMEMBERED)(self._rank)
-        self.answer = lru_cache(maxsize=_REMEMBERED)(self._answer)
+        #: `run(work)` is `work(model)`. Everything that needs the weights later on goes through it.
+        self.run = on_gpu(lambda work: work(model))
+        self.beta = model.readout.beta.item() if self.has_permission else None
+        self._rank = lru_cache(maxsize=_REMEMBERED)(self._ranked)
+        self._answer = lru_cache(maxsize=_REMEMBERED)(self._answered)
 
-    def _rank(self, question: str, passages: Passages, permissions: Permissions = ()) -> dict:
+    def rank(self, question: str, passages: Passages, permissions: Permissions = ()) -> dict:
         """What `rank` returns, tokens included; with `permissions`, what `permission_override` makes of it.
 
         Raises:
             ValueError: as in `rank`, or permissions for a model that has none.
         """
-        if not _any_set(permissions):
-            return self.model.rank(question, listed(passages), return_tokens=True)
-        inputs = self._overridden(question, passages, permissions)
-        with torch.no_grad():
-            output = self.model(**inputs)
+        return self._rank(question, passages, self._set(permissions))
+
+    def answer(self, question: str, passages: Passages, permissions: Permissions = ()) -> str:
+        """The answer in words of a reader that generates one.
+
+        Raises:
+            ValueError: as in `answer`, or permissions for a model that has none.
+        """
+        return self._answer(question, passages, self._set(permissions))
+
+    def _set(self, permissions):
+        """The permissions, or `()` where all are as learned: the same question, to be read once."""
+        if all(value is None for value in permissions):
+            return ()
+        if not self.has_permission:
+            raise ValueError(f"{self.name} has no permission to change; choose a model with one, or mask passages.")
+        return permissions
+
+    def _ranked(self, question, passages, permissions):
+        if not permissions:
+            return self.run(methodcaller("rank", question, listed(passages), return_tokens=True))
+        learned = self.rank(question, passages)
+        scored = self.run(partial(_scored, question=question, passages=passages, permissions=permissions))
         evidence = []
-        for item in self._rank_learned(question, passages)["evidence"]:
+        for item in learned["evidence"]:
             at = item["index"]
-            score = float(output.logits[0, at])
-            read = {name: float(output[name][0, at]) for name in ("attention", "permission", "effective")}
-            item = {**item, "score": score, "probability": sigmoid(score), **read}
+            item = {**item, **scored["evidence"][at]}
             if permissions[at] is not None:
                 item["revoked"] = permissions[at] == 0
                 item["tokens"] = [{**token, "permission": permissions[at]} for token in item["tokens"]]
             evidence.append(item)
         evidence.sort(key=lambda item: (-item["score"], item["index"]))
-        return {
-            **self._rank_learned(question, passages),
-            "evidence": [{**item, "rank": rank} for rank, item in enumerate(evidence, start=1)],
-            "mass": float(output.mass[0]),
-            "answerability": sigmoid(float(output.answerability_logits[0])),
-        }
+        ranked = [{**item, "rank": rank} for rank, item in enumerate(evidence, start=1)]
+        return {**learned, **scored, "evidence": ranked}
 
-    def _rank_learned(self, question, passages):
-        return self.rank(question, passages)
+    def _answered(self, question, passages, permissions):
+        if not permissions:
+            return self.run(methodcaller("answer", question, listed(passages), max_new_tokens=MAX_ANSWER))["answer"]
+        return self.run(partial(_generated, question=question, passages=passages, permissions=permissions))
 
-    def _answer(self, question: str, passages: Passages, permissions: Permissions = ()) -> str:
-        """The answer in words of a reader that generates one.
 
-        Raises:
-            ValueError: as in `answer`.
-        """
-        if not _any_set(permissions):
-            return self.model.answer(question, listed(passages), max_new_tokens=MAX_ANSWER)["answer"]
-        tokens = self.model.generate(**self._overridden(question, passages, permissions), max_new_tokens=MAX_ANSWER)
-        return self.model.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)[0].strip()
+def _scored(model, question, passages, permissions) -> dict:
+    """The scores with permissions of one's choice, as plain numbers; the evidence in input order."""
+    with torch.no_grad():
+        output = model(**_overridden(model, question, passages, permissions))
+    columns = (output[name][0].tolist() for name in ("logits", "attention", "permission", "effective"))
+    return {
+        "evidence": [
+            {
+                "score": score,
+                "probability": sigmoid(score),
+                "attention": attention,
+                "permission": permission,
+                "effective": effective,
+            }
+            for score, attention, permission, effective in zip(*columns, strict=True)
+        ],
+        "mass": float(output.mass[0]),
+        "answerability": sigmoid(float(output.answerability_logits[0])),
+    }
 
-    def _overridden(self, question, passages, permissions):
-        """What `forward` and `generate` take, `permission_override` included."""
-        if not self.has_permission:
-            raise ValueError(f"{self.name} has no permission to change; choose a model with one, or mask passages.")
-        inputs = self.model.processor([question], [listed(passages)]).to(self.model.device)
-        values = [math.nan if value is None else value for value in permissions]
-        override = torch.tensor([values], dtype=torch.float32, device=self.model.device)
-        return {**inputs, "permission_override": override}
+
+def _generated(model, question, passages, permissions) -> str:
+    """The answer with permissions of one's choice."""
+    tokens = model.generate(**_overridden(model, question, passages, permissions), max_new_tokens=MAX_ANSWER)
+    return model.processor.tokenizer.batch_decode(tokens, skip_special_tokens=True)[0].strip()
+
+
+def _overridden(model, question, passages, permissions) -> dict:
+    """What `forward` and `generate` take, `permission_override` included."""
+    inputs = model.processor([question], [listed(passages)]).to(model.device)
+    values = [math.nan if value is None else value for value in permissions]
+    return {**inputs, "permission_override": torch.tensor([values], dtype=torch.float32, device=model.device)}
 
 
 class Selectors:
@@ -92,6 +125,11 @@ class Selectors:
     def __init__(self, models: Mapping[str, object]):
         if not models:
             raise ValueError("models is empty; give at least one.")
+        for name in models:
+            if name.endswith(_OPEN):
+                raise ValueError(
+                    f"The model name {name!r} ends with {_OPEN!r}, which names a variant; choose another."
+                )
         self._by_name = {name: Selector(name, model) for name, model in models.items()}
         self.names = tuple(self._by_name)
         self.views = tuple(
@@ -113,10 +151,13 @@ class Selectors:
 
 
 def named(models) -> dict[str, object]:
-    """An allow-list from a mapping, or from one model, which is called by the last part of its name or path."""
-    if isinstance(models, Mapping):
-        return dict(models)
-    return {Path(str(models.name_or_path)).name or "model": models}
+    """An allow-list from a mapping, or from one model."""
+    return dict(models) if isinstance(models, Mapping) else {short(models.name_or_path): models}
+
+
+def short(name_or_path) -> str:
+    """What visitors call a model: the last part of its name or path."""
+    return Path(str(name_or_path)).name or "model"
 
 
 def listed(passages: Passages) -> list[dict]:
@@ -126,7 +167,3 @@ def listed(passages: Passages) -> list[dict]:
 
 def sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-logit)) if logit >= 0 else math.exp(logit) / (1 + math.exp(logit))
-
-
-def _any_set(permissions: Permissions) -> bool:
-    return any(value is not None for value in permissions)

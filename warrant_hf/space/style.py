@@ -45,6 +45,7 @@ footer, footer *, .or { color: var(--eg-soft) !important; }
 .eg-track { position: relative; height: .7rem; border-radius: 3px; background: var(--eg-track); overflow: hidden; }
 .eg-fill, .eg-old { position: absolute; inset: 0 auto 0 0; border-radius: 3px; }
 .eg-old { outline: 1.5px dashed var(--eg-soft); outline-offset: -1.5px; }
+.eg-mark { position: absolute; inset: 0 auto 0 0; width: 2px; margin-left: -1px; background: var(--eg-soft); }
 .eg-value, .eg-table td { font-variant-numeric: tabular-nums; }
 /* Tables: they scroll within themselves, never the page. */
 .eg-scroll { overflow-x: auto; max-width: 100%; }
