@@ -1,4 +1,4 @@
-"""From rows of one's own to a RAG framework: train, push, load by name on another machine, serve, ask from LangChain."""
+"""From rows of one's own to a RAG framework: train, push, load elsewhere by name, serve, ask from LangChain."""
 
 import json
 import os

@@ -27,7 +27,7 @@ def side_by_side(one: dict, other: dict, names: tuple[str, str]) -> str:
     gauges = "".join(
         f'<section><h2 class="eg-title">{side}: {escape(name)}</h2>'
         + line("answerable", "answer", result["answerability"])
-        + line("effective, all", "effective", result["mass"])
+        + line("effective mass", "effective", result["mass"])
         + "</section>"
         for side, name, result in zip("AB", names, (one, other), strict=True)
     )
