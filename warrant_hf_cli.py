@@ -80,6 +80,12 @@ Model = Annotated[
         help="Folder or Hub id of an evidence selector; without it, the checkpoint that ships with warrant-hf."
     ),
 ]
+Rows = Annotated[
+    Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
+]
+Level = Annotated[Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")]
+Size = Annotated[str, typer.Option(metavar="N|all", help="Candidates a question.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Questions scored together.")]
 
 
@@ -206,20 +212,16 @@ def train(
 
 @app.command()
 def evaluate(
-    data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
-    ],
+    data: Rows,
     json: Annotated[Path, typer.Option(metavar="OUT", help="Where the metrics go, as JSON.")],
     markdown: Annotated[
         Path | None,
         typer.Option(metavar="OUT", help="Where the metrics go as a Markdown table."),
     ] = None,
     model: Model = None,
-    level: Annotated[
-        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
-    ] = "sentence",
-    size: Annotated[str, typer.Option(metavar="N|all", help="Candidates a question.")] = "8",
-    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    level: Level = "sentence",
+    size: Size = "8",
+    limit: Limit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists and bootstrap.")] = 0,
     batch_size: BatchSize = 8,
 ) -> None:
@@ -248,11 +250,9 @@ def calibrate(
         Path | None, typer.Option(metavar="DIR", help="New folder for the calibrated selector; without it, a report.")
     ] = None,
     model: Model = None,
-    level: Annotated[
-        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
-    ] = "sentence",
+    level: Level = "sentence",
     size: Annotated[int, typer.Option(min=1, help="Candidates a question.")] = 8,
-    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    limit: Limit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists and intervals.")] = 0,
     batch_size: BatchSize = 8,
 ) -> None:
@@ -273,9 +273,7 @@ def calibrate(
 
 @app.command()
 def diagnose(
-    data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Labelled rows: our JSONL, HotpotQA, 2Wiki, MuSiQue, world:N.")
-    ],
+    data: Rows,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for diagnosis.json, diagnosis.md and heatmap.png.")],
     model: Model = None,
     utility: Annotated[
@@ -283,11 +281,9 @@ def diagnose(
         typer.Option(help="What a passage is worth is measured in this."),
     ] = "negative_loss",
     top_k: Annotated[int, typer.Option(min=1, max=12, help="Shapley values of the K most attended passages.")] = 8,
-    level: Annotated[
-        Literal["sentence", "passage"], typer.Option(help="Unit of evidence in the multi-hop formats.")
-    ] = "sentence",
-    size: Annotated[str, typer.Option(metavar="N|all", help="Candidates a question.")] = "8",
-    limit: Annotated[int | None, typer.Option(min=1, help="Read the first N rows only.")] = None,
+    level: Level = "sentence",
+    size: Size = "8",
+    limit: Limit = None,
     cases: Annotated[int, typer.Option(min=1, max=100, help="Questions in the heatmap, drawn at random.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Seed of candidate lists, draws and intervals.")] = 0,
     batch_size: BatchSize = 8,
