@@ -38,7 +38,7 @@ def show(page: Page, name: str, rows: Path) -> None:
     """Brings a tab into the state that is worth a picture."""
     open_tab(page, name)
     if name == "Intervene":
-        page.get_by_label("Close 2. Census").check()
+        page.get_by_label("Close Passage 2: Census").check()
         page.get_by_text("Closed the gate of").wait_for()
     elif name == "Compare":
         page.get_by_text("passages differ.").wait_for()

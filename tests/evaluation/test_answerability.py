@@ -120,6 +120,6 @@ def test_gauge_says_what_the_number_is(tiny_model):
     plain = gauge(result)
     assert "no calibrated probability" in plain and "eg-mark" not in plain
     facts = {"questions": 398, "size": 8}
-    for value, words in ((0.5, "Yes, more likely than not."), (0.49, "Rather not.")):
+    for value, words in ((0.71, "Yes: answerable 0.71 is above 0.5."), (0.49, "No: answerable 0.49 is below 0.5.")):
         shown = gauge(result | {"answerability": value}, calibration=facts)
         assert words in shown and "398 questions with lists of 8 passages" in shown and "left:50.0%" in shown

@@ -1,3 +1,4 @@
+import copy
 import csv
 import io
 
@@ -36,6 +37,26 @@ def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, t
         selected = {record.index for record in records if record.question_id == row["id"] and record.selected}
         assert selected == (first if golds else set())
     assert done.told() == "Done: 4 of 4 questions."
+    missed = [row[batch.HEADERS.index("evidence missed")] for row in done.rows]
+    labelled = [count for count in missed if count != ""]
+    some = sum(count > 0 for count in labelled)
+    assert done.summary() == f"{some} of {len(labelled)} with labelled evidence missed some."
+
+
+def test_a_summary_says_what_labels_and_calibration_allow():
+    rows = [[1, "a", "q", "best", 0.5, 0.7, missed, 0, 0] for missed in (2, 0, "")]
+    both = batch.Batch(3, rows, answerable=1)
+    assert both.summary() == "1 of 2 with labelled evidence missed some, 1 of 3 judged answerable."
+    assert batch.Batch(1, rows[2:], answerable=0).summary() == "0 of 1 judged answerable."
+    assert batch.Batch(1, rows[2:]).summary() == batch.Batch(1).summary() == ""
+
+
+def test_lists_with_enough_evidence_are_counted_where_that_is_calibrated(tiny_model, rows_file):
+    calibrated = copy.deepcopy(tiny_model)
+    calibrated.config.answerability_calibration = {"questions": 398, "size": 8}
+    calibrated.readout.mass_bias.data += 3.0
+    done = finished(Selectors({"tiny": calibrated})["tiny"], rows_file(3)[0])
+    assert done.answerable == sum(row[batch.HEADERS.index("answerable")] >= 0.5 for row in done.rows)
 
 
 def test_filters_keep_rows_with_more_than_none(selector, rows_file):

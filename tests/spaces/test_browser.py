@@ -100,47 +100,49 @@ def learned(model):
 
 def test_closing_a_gate_gives_the_logits_of_permission_override(page, tiny_model, overridden):
     panel = tab(page, "Intervene")
-    panel.get_by_label("Close 2. Census").check()
+    panel.get_by_label("Close Passage 2: Census").check()
     expect(panel.get_by_text("Closed the gate of")).to_be_visible()
     logits = overridden(tiny_model, QUESTION, PASSAGES, (None, 0.0, None, None)).logits[0].tolist()
     before = learned(tiny_model)
-    change, logit, permission, *_ = cells(panel, "2. Census")
+    probability, rank, permission, logit, change = cells(panel, "Passage 2: Census")
     assert logit == f"{shown(before[1]['score'])} → {shown(logits[1])}"
     assert permission == f"{before[1]['permission']:.3f} → 0.000"
     assert change == f"{logits[1] - before[1]['score']:+.4f}".replace("-", "−")
-    assert cells(panel, "3. Brandt Castle")[:2] == ["0", shown(logits[2])]
-    expect(panel.get_by_label("number input for 2. Census")).to_have_value("0")
+    assert probability == f"{before[1]['probability']:.3f} → 0.000" and rank.endswith("→ 4")
+    assert cells(panel, "Passage 3: Brandt Castle")[3:] == [shown(logits[2]), "0"]
+    expect(panel.get_by_text(f"{shown(logits[1])} is the lowest score there is: permission 0.")).to_be_visible()
+    expect(panel.get_by_label("number input for Passage 2: Census")).to_have_value("0")
     panel.get_by_role("button", name="Reset").click()
     expect(panel.get_by_text("Nothing is changed.")).to_be_visible()
-    expect(panel.get_by_label("Close 2. Census")).not_to_be_checked()
+    expect(panel.get_by_label("Close Passage 2: Census")).not_to_be_checked()
 
 
 def test_a_slider_moves_by_keyboard(page, tiny_model, overridden):
     panel = tab(page, "Intervene")
-    slider = panel.get_by_role("slider", name="1. People of Brandt")
+    slider = panel.get_by_role("slider", name="Passage 1: People of Brandt")
     slider.focus()
     page.keyboard.press("Home")
     for _ in range(25):
         page.keyboard.press("ArrowRight")
-    expect(panel.get_by_text("→ 0.25.")).to_be_visible()
-    logits = overridden(tiny_model, QUESTION, PASSAGES, (0.25, None, None, None)).logits[0].tolist()
-    expect(panel.get_by_role("row").filter(has_text="1. People of Brandt").get_by_role("cell").nth(1)).to_have_text(
-        f"{shown(learned(tiny_model)[0]['score'])} → {shown(logits[0])}"
-    )
+    expect(panel.get_by_text("→ 0.025;")).to_be_visible()
+    logits = overridden(tiny_model, QUESTION, PASSAGES, (0.025, None, None, None)).logits[0].tolist()
+    expect(
+        panel.get_by_role("row").filter(has_text="Passage 1: People of Brandt").get_by_role("cell").nth(3)
+    ).to_have_text(f"{shown(learned(tiny_model)[0]['score'])} → {shown(logits[0])}")
 
 
 def test_masking_copying_and_swapping(page, tiny_model):
     panel = tab(page, "Intervene")
     panel.get_by_text("Change the input").click()
-    panel.get_by_label("Mask 1. People of Brandt").check()
-    expect(panel.get_by_text("Left “1. People of Brandt” out")).to_be_visible()
+    panel.get_by_label("Mask Passage 1: People of Brandt").check()
+    expect(panel.get_by_text("Left “Passage 1: People of Brandt” out")).to_be_visible()
     alone = {item["title"]: item["score"] for item in tiny_model.rank(QUESTION, PASSAGES[1:])["evidence"]}
-    assert cells(panel, "2. Census")[1].endswith(f"→ {shown(alone['Census'])}")
-    panel.get_by_label("Copy 2. Census").check()
+    assert cells(panel, "Passage 2: Census")[3].endswith(f"→ {shown(alone['Census'])}")
+    panel.get_by_label("Copy Passage 2: Census").check()
     expect(panel.get_by_text("Added a copy of")).to_be_visible()
     expect(panel.get_by_role("row").filter(has_text="(copy)")).to_have_count(1)
-    panel.get_by_label("Swap 2. Census").check()
-    panel.get_by_label("Swap 3. Brandt Castle").check()
+    panel.get_by_label("Swap Passage 2: Census").check()
+    panel.get_by_label("Swap Passage 3: Brandt Castle").check()
     expect(panel.get_by_text("Swapped")).to_be_visible()
 
 
@@ -210,6 +212,12 @@ def test_files_of_a_result(page, tmp_path, tiny_model):
     }
 
 
+def test_a_screen_reader_gets_the_value_of_a_word(page):
+    word = tab(page, "Look inside").locator(".eg-tok").first
+    nodes = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    assert word.get_attribute("title") in {node.get("name", {}).get("value", "").strip() for node in nodes}
+
+
 def test_comparing(page, tiny_fid):
     panel = tab(page, "Compare")
     expect(panel.get_by_text("B: tiny, all gates open")).to_be_visible()
@@ -227,7 +235,7 @@ def test_answers_before_and_after(fresh, tiny_fid):
     panel.get_by_role("button", name="Rank").click()
     panel = tab(fresh, "Intervene")
     expect(panel.get_by_text("4 passages, tiny fid")).to_be_visible()
-    panel.get_by_label("Close 2. Census").check()
+    panel.get_by_label("Close Passage 2: Census").check()
     expect(panel.get_by_text("Closed the gate of")).to_be_visible()
     panel.get_by_role("button", name="Answer before and after").click()
     answers = panel.locator(".eg-answers p")
@@ -289,7 +297,7 @@ def test_axe_finds_nothing_serious(browser, server, theme, rows_file):
         for name in TABS:
             panel = tab(page, name)
             if name == "Intervene":
-                panel.get_by_label("Close 2. Census").check()
+                panel.get_by_label("Close Passage 2: Census").check()
                 expect(panel.get_by_text("Closed the gate of")).to_be_visible()
             elif name == "Look inside":
                 panel.get_by_role("button", name="Make files").click()

@@ -34,13 +34,68 @@ def test_pieces_spell_the_passages_and_values_fit_the_scale(tiny_model):
 def test_cards_say_what_read_and_may_count_stand_for(tiny_model):
     shown = render.cards(tiny_model.rank(QUESTION, TEXTS))
     assert "here 1/2 = 0.50" in shown and "a permission of 0.5 or more" in shown
+    assert shown.index("a permission of 0.5 or more") < shown.index("<ol")
+    shown = render.cards(tiny_model.rank(QUESTION, [*TEXTS, "third", "fourth"]))
+    assert shown.count("left:25.0%") == shown.count("left:50.0%") == 4  # an even share, and the permission
+
+
+def test_a_passage_has_one_name_whatever_its_rank(tiny_model):
+    result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
+    last = result["evidence"][-1]
+    name, number = render.passage_name(last), f"Passage {last['index'] + 1}"
+    assert name.startswith(f"{number}: ") and name == render.numbered_names(read_passage_list(TEXTS))[last["index"]]
+    assert f"rank 2</b><span>{number}</span>" in render.cards(result)
+    assert f'<bdi>{name}</bdi> <span class="eg-note">rank 2</span>' in inside.heatmap(result)
+    assert inside.highlights(result).count(f"<p>{number}. ") == 3
+
+
+def test_the_gauge_answers_with_its_number_and_says_where_it_is_rough(tiny_model):
+    result, fitted = tiny_model.rank(QUESTION, TEXTS), {"questions": 398, "size": 8}
+    for value, said in {
+        0.714: "Yes: answerable 0.71 is above 0.5.",
+        0.06: "No: answerable 0.06 is below 0.5.",
+        0.4996: "No: answerable 0.4996 is below 0.5.",
+    }.items():
+        assert said in render.gauge(result | {"answerability": value}, calibration=fitted)
+    assert "This list has 2, so take it as rough." in render.gauge(result, calibration=fitted)
+    assert "take it as rough" not in render.gauge(result, calibration=fitted | {"size": 2})
+
+
+def test_the_legend_names_all_five_numbers():
+    shown = render.legend()
+    assert "<b>permission (the gate)</b>" in shown and shown.count("eg-swatch") == 4
+    assert "<b>probability of support</b> = of one passage" in shown and "eg-answer" in shown
+
+
+def test_little_is_seen_and_told_apart_from_nothing(tiny_model):
+    result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
+    item = result["evidence"][0]
+    for token, attention in zip(item["tokens"], (0.0, 1e-6, 0.9), strict=False):
+        token["attention"] = attention
+    shown = inside.highlights(result)
+    assert 'style="--s:0.0" title="0.0000"' in shown and 'style="--s:12.0" title="under 0.0001"' in shown
+    assert 'style="--s:55.0" title="0.9000"' in shown
+
+
+def test_what_the_words_add_up_to_is_said_as_it_is(tiny_model):
+    result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
+    rest = max(item["attention"] - sum(token["attention"] for token in item["tokens"]) for item in result["evidence"])
+    assert rest > 0.001 and f"but for what lies on separators, here up to {rest:.3f}." in inside.highlights(result)
+    for item in result["evidence"]:
+        for measure in ("attention", "effective"):
+            item[measure] = sum(inside.strength(token, measure) for token in item["tokens"])
+    shown = inside.highlights(result)
+    assert "add up to those of their passage. Permissions" in shown
 
 
 def test_attention_and_effective_share_a_scale(tiny_model):
     result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
     shown = inside.heatmap(result)
-    assert shown.count("eg-in-mass") == 4 and shown.count("eg-in-permission") == 2
+    assert all(shown.count(f"eg-in-{measure}") == 2 for measure in render.MEASURES)
+    top = max(item["attention"] for item in result["evidence"])
     for item in result["evidence"]:
+        share = 12 + 43 * item["effective"] / top
+        assert f'eg-in-effective" style="--s:{share:.1f}"' in shown
         for measure in render.MEASURES:
             assert f">{item[measure]:.3f}</td>" in shown
 

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 
@@ -50,8 +51,22 @@ def test_what_a_slider_adds_to_a_logit_is_the_log_of_its_permission(selectors):
     for at in (0, 2, 3):
         assert effects[at]["total"] == pytest.approx(0, abs=1e-5)
     said = intervene.told(outcome, edit, render.numbered_names(LISTED))
-    assert "Set “<bdi>2. york</bdi>”" in said and "No other score moved." in said
+    item = {item["index"]: item for item in outcome["after"]["evidence"]}[1]
+    assert f"Set “<bdi>Passage 2: york</bdi>”: permission {learned:.3f} → 0.250; probability of support" in said
+    assert f"{item['probability']:.3f}, rank" in said and "Answerable " in said and "logit" not in said
+    assert "The other passages keep their attention and score" in said
     assert "by attention" not in intervene.table(outcome, render.numbered_names(LISTED))
+
+
+def test_passage_probability_and_rank_come_first_and_the_floor_is_explained(selectors):
+    outcome = intervene.apply(selectors["tiny"], QUESTION, LISTED, Edit((None, 0.0, None, None)))
+    shown = intervene.table(outcome, render.numbered_names(LISTED))
+    heads = re.findall(r'<th scope="col">(.*?)</th>', shown)
+    assert heads == ["passage", "probability", "rank", "permission", "logit", "change"]
+    closed = {item["index"]: item for item in outcome["after"]["evidence"]}[1]
+    assert f"−{-closed['score']:.4f} is the lowest score there is: permission 0." in shown
+    opened = intervene.apply(selectors["tiny"], QUESTION, LISTED, Edit(LEARNED))
+    assert "lowest" not in intervene.table(opened, render.numbered_names(LISTED))
 
 
 def test_masking_is_leaving_out(selectors, tiny_model):
@@ -129,6 +144,27 @@ def test_all_gates_open_is_override_1_and_differences_are_named(selectors, overr
         assert ("rank" in marked) == (item["rank"] != twins[item["index"]]["rank"])
     same = compare.side_by_side(learned, learned, ("tiny", "tiny"))
     assert "0 of 4 passages differ." in same and 'class="eg-differs"' not in same
+    assert "attention, A" in same and "Passage 2: york" in same
+
+
+def test_a_comparison_says_which_finds_enough_only_where_that_is_calibrated(selectors):
+    learned = selectors.view("tiny", QUESTION, LISTED)
+    poor, rich = learned | {"answerability": 0.06}, learned | {"answerability": 0.763}
+    fitted = {"questions": 398, "size": 8}
+    both = compare.side_by_side(poor, rich, ("a", "b"), (fitted, fitted), only_gates=True)
+    said = "A: not enough evidence (answerable 0.06). B: enough evidence (answerable 0.76). Only the gates differ."
+    assert said in both and both.count("left:50.0%") == 2
+    one = compare.side_by_side(poor, rich, ("a", "b"), (None, fitted))
+    assert "A: answerable 0.06, which is not calibrated. B: enough evidence" in one
+    assert one.count("left:50.0%") == 1 and "Only the gates" not in one
+
+
+def test_the_page_knows_what_differs_between_two_views(selectors, tmp_path):
+    page = Page(selectors, str(tmp_path))
+    asked = ("tiny", QUESTION, LISTED)
+    assert "Only the gates differ." in page.compare(asked, "tiny", "tiny, all gates open")
+    assert "Only the gates differ." not in page.compare(asked, "tiny", "tiny fid")
+    assert "Only the gates differ." not in page.compare(asked, "tiny", "tiny")
 
 
 @pytest.mark.parametrize("name", ["other", "../tiny", "", 3, None, "tiny, all gates open, all gates open"])

@@ -46,7 +46,7 @@ BASES = {
     "led": ("led", {"attention_dropout": 0.0, "attention_window": [64] * 6}),
 }
 COSINE_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-GRID = (2e-5, 5e-5, 2e-4)
+GRID = (2e-5, 5e-5, 2e-4, 5e-4)
 TUNING_ROWS, TUNING_DEV_ROWS = 300, 100
 TRAINING_ROWS, DEV_ROWS, ABSTENTION_ROWS = 1000, 200, 100
 # One pass over lists of five passages with three of six encoder layers frozen: tuning and twelve runs fit into about

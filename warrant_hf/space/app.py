@@ -161,7 +161,7 @@ def _intervene(page, asked):
                 "Move one or close a gate, and read what follows."
             )
             sliders = [
-                gr.Slider(0, 1, step=0.01, visible=False, label=f"Passage {at}", elem_classes="eg-slider", buttons=[])
+                gr.Slider(0, 1, step=0.001, visible=False, label=f"Passage {at}", elem_classes="eg-slider", buttons=[])
                 for at in range(1, MAX_PASSAGES + 1)
             ]
             closed = gr.CheckboxGroup([], label="Close the gate of")
@@ -204,8 +204,9 @@ def _batch(page, selectors):
     gr.HTML(
         f"<p>A file of questions, each with its candidates: up to {MAX_ROWS} rows, {MAX_CANDIDATES} candidates each, "
         f"and {MAX_FILE // 1_000_000} MB. A row is one line of JSON:</p><p class='eg-text'><code>{ROW}</code></p>"
-        "<p>Labels may be left out. Where they are given, evidence is missed if it is not among the first, as many as "
-        "are labelled 1.</p>"
+        "<p>Labels may be left out. With k passages labelled as evidence, it is missed if one of them is not among "
+        "the first k.</p><p>The file <code>ledger.jsonl</code> records every decision: one line of JSON for each "
+        "passage of each question, with its scores, its rank and the model that gave them.</p>"
     )
     with gr.Row():
         with gr.Column(scale=1, min_width=300):

@@ -13,29 +13,46 @@ from pathlib import Path
 from ..data.schema import EvidenceRow
 from ..diagnostics.ledger import describe_model, ledger_records
 from ..diagnostics.ledger_files import LedgerWriter
-from .render import short_name
+from .render import enough, passage_name
 from .selectors import Selector
-from .verdicts import verdict
+from .verdicts import VERDICTS, verdict
 
 #: Columns that count passages, and the filters: rows with more than none.
-FILTERS = ("evidence missed", "read, but may hardly count", "may count, but hardly read")
+FILTERS = ("evidence missed", *(VERDICTS[which][1] for which in ((True, False), (False, True))))
 HEADERS = ("row", "id", "question", "best passage", "probability", "answerable", *FILTERS)
 
 
 @dataclass
 class Batch:
-    """What a batch has given so far: rows of the table, under `HEADERS`, and lines of the ledger."""
+    """What a batch has given so far: rows of the table, under `HEADERS`, and lines of the ledger.
+
+    `answerable` counts the questions with enough evidence; `None` where the model is not calibrated to say so.
+    """
 
     total: int
     rows: list[list] = field(default_factory=list)
     ledger: bytes = b""
     stopped: bool = False
+    answerable: int | None = None
 
     def told(self) -> str:
         done = f"{len(self.rows)} of {self.total} questions"
         if self.stopped:
             return f"Stopped after {done}. The table and the files hold these."
         return f"Done: {done}." if len(self.rows) == self.total else f"{done} read …"
+
+    def summary(self) -> str:
+        """How many missed evidence and how many can be answered, as far as labels and calibration tell."""
+        missed = [row[HEADERS.index("evidence missed")] for row in self.rows]
+        labelled = [count for count in missed if count != ""]
+        said = []
+        if labelled:
+            said.append(
+                f"{sum(count > 0 for count in labelled)} of {len(labelled)} with labelled evidence missed some"
+            )
+        if self.rows and self.answerable is not None:
+            said.append(f"{self.answerable} of {len(self.rows)} judged answerable")
+        return f"{', '.join(said)}." if said else ""
 
 
 def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -> Iterator[Batch]:
@@ -44,7 +61,7 @@ def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -
     Raises:
         ValueError: a row that the model refuses; the message names it.
     """
-    batch = Batch(len(rows))
+    batch = Batch(len(rows), answerable=None if selector.calibration is None else 0)
     described = selector.run(describe_model)
     # The writer of ledgers knows files; what it wrote is taken from there.
     with tempfile.TemporaryDirectory() as folder, LedgerWriter(Path(folder) / "ledger.jsonl") as ledger:
@@ -59,6 +76,8 @@ def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -
             except ValueError as error:
                 raise ValueError(f"Row {number}: {error}") from None
             batch.rows.append(_line(number, row, result))
+            if batch.answerable is not None:
+                batch.answerable += enough(result)
             yield batch
         batch.ledger = ledger.path.read_bytes()
     yield batch
@@ -104,6 +123,6 @@ def _line(number: int, row: EvidenceRow, result: dict) -> list:
     counts = [sum(each is not None and each[0] == name for each in found) for name in ("blocked", "unread")]
     best = evidence[0]
     return [
-        number, row.id, row.question, short_name(best, 80), round(best["probability"], 3),
+        number, row.id, row.question, passage_name(best), round(best["probability"], 3),
         round(result["answerability"], 3), missed, *counts,
     ]  # fmt: skip

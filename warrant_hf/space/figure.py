@@ -8,8 +8,9 @@ import json
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from .render import MEASURES, short_name
+from .render import MEASURES, passage_name
 
+_RAMPS = {"attention": "Blues", "permission": "Greens", "effective": "PuRd"}
 _ROW = 0.36  # inches
 # Control characters have no place in SVG; Unicode has pictures of them.
 _PICTURED = {code: 0x2400 + code for code in range(32)} | {127: 0x2421}
@@ -27,27 +28,22 @@ def heatmap_file(result: dict, kind: str) -> bytes:
     if result["mass"] is None:
         raise ValueError("This model has no attention and permission by passage: there is no heatmap to save.")
     evidence = result["evidence"]
-    names = [f"{item['rank']}. {short_name(item, 48)}".translate(_PICTURED) for item in evidence]
+    names = [f"{passage_name(item)} (rank {item['rank']})".translate(_PICTURED) for item in evidence]
     top = max(item["attention"] for item in evidence) or 1.0
     # A figure of its own, not pyplot's, which keeps state that requests would share.
-    figure = Figure(figsize=(7.5, 1.3 + _ROW * len(evidence)), layout="constrained")
+    figure = Figure(figsize=(7.5, 1.6 + _ROW * len(evidence)), layout="constrained")
     axes = figure.subplots(1, len(MEASURES), sharey=True)
-    images = {}
     for axis, measure in zip(axes, MEASURES, strict=True):
-        permission = measure == "permission"
+        highest = 1 if measure == "permission" else top
         values = [[item[measure]] for item in evidence]
-        image = axis.imshow(
-            values, aspect="auto", cmap="Greens" if permission else "Blues", vmin=0, vmax=1 if permission else top
-        )
-        images[permission] = image
+        image = axis.imshow(values, aspect="auto", cmap=_RAMPS[measure], vmin=0, vmax=highest)
         for row, (value,) in enumerate(values):
-            dark = value / (1 if permission else top) > 0.6
+            dark = value / highest > 0.6
             axis.text(0, row, f"{value:.3f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
         axis.set_title(measure, fontsize=10)
         axis.set_xticks([])
+        figure.colorbar(image, ax=axis, location="bottom")
     axes[0].set_yticks(range(len(names)), names, fontsize=9, parse_math=False)
-    figure.colorbar(images[False], ax=axes, label="attention, effective", location="right", shrink=0.9)
-    figure.colorbar(images[True], ax=axes, label="permission", location="right", shrink=0.9)
     file = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(file, format=kind, dpi=150, metadata={"Title": "Evidence gates"})

@@ -5,9 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from .render import MEASURES, short_name, user_text
+from .render import MEASURES, passage_name, user_text
 
-_DARKEST = 55  # per cent of the hue in a token of the highest value: more would cost the text its contrast
+# Per cent of the hue behind the highest value, where more would cost the text its contrast, and behind the least above
+# 0, so that little does not look like nothing.
+_DARKEST, _PALEST = 55, 12
+_SHOWN = 5e-4  # a difference that three digits show
 
 
 def highlights(result: dict) -> str:
@@ -24,7 +27,7 @@ def highlights(result: dict) -> str:
         + "</section>"
         for measure, meaning in MEASURES.items()
     )
-    return f'{_legend(top)}<div class="eg-three">{"".join(columns)}</div>'
+    return f'{_legend(top)}{_sums(result)}<div class="eg-three">{"".join(columns)}</div>'
 
 
 def heatmap(result: dict) -> str:
@@ -34,13 +37,14 @@ def heatmap(result: dict) -> str:
     head = "".join(f'<th scope="col">{measure}</th>' for measure in MEASURES)
     top = max((item["attention"] for item in result["evidence"]), default=0.0)
     rows = "".join(
-        f'<tr><th scope="row">{item["rank"]}. {user_text(short_name(item, 60))}</th>'
+        f'<tr><th scope="row">{user_text(passage_name(item))} <span class="eg-note">rank {item["rank"]}</span></th>'
         + "".join(_cell(item[measure], measure, 1.0 if measure == "permission" else top) for measure in MEASURES)
         + "</tr>"
         for item in result["evidence"]
     )
     return (
-        '<div class="eg-scroll" tabindex="0" role="region" aria-label="Passages by measure"><table class="eg-table">'
+        '<div class="eg-scroll" tabindex="0" role="region" aria-label="Passages by measure">'
+        '<table class="eg-table eg-heat">'
         f'<thead><tr><th scope="col">passage</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f'<p class="eg-note">Attention and effective have one colour scale, from 0 to {top:.3f}; '
         "permission has its own, from 0 to 1.</p>"
@@ -72,15 +76,15 @@ def pieces(item: dict, field: str) -> list[tuple[str, dict | None]]:
 
 
 def _coloured(item, measure, scale):
-    title = _spans(item, "title", measure, scale)
-    return f"<p>{item['rank']}. <bdi>{title}{': ' if title else ''}{_spans(item, 'text', measure, scale)}</bdi></p>"
+    title, text = (_spans(item, field, measure, scale) for field in ("title", "text"))
+    return f"<p>Passage {item['index'] + 1}. <bdi>{title}{': ' if title else ''}{text}</bdi></p>"
 
 
 def _spans(item, field, measure, scale):
     return "".join(
         escape(text)
         if token is None
-        else f'<span class="eg-tok" style="--s:{_share(strength(token, measure), scale)}">{escape(text)}</span>'
+        else f'<span class="eg-tok" {_tint(strength(token, measure), scale)}>{escape(text)}</span>'
         for text, token in pieces(item, field)
     )
 
@@ -92,15 +96,31 @@ def _legend(top):
         for measure, end in ends.items()
     )
     return (
-        f'<ul class="eg-scales">{scales}</ul><p class="eg-note">A word that is coloured under attention and not under '
-        "effective was read, and does not count.</p>"
+        f'<ul class="eg-scales">{scales}</ul><p class="eg-note">A word with more colour under attention than under '
+        "effective was read, but counts little. Point at a word for its value.</p>"
+    )
+
+
+def _sums(result):
+    """What the values of the words have to do with that of their passage; separators hold some, and are no words."""
+    rest = max(
+        item[measure] - sum(strength(token, measure) for token in item["tokens"])
+        for item in result["evidence"]
+        for measure in ("attention", "effective")
+    )
+    more = f", but for what lies on separators, here up to {rest:.3f}" if rest >= _SHOWN else ""
+    return (
+        '<p class="eg-note">Attention and effective mass of the words add up to those of their passage'
+        f"{more}. Permissions do not add up.</p>"
     )
 
 
 def _cell(value, measure, scale):
-    hue = "permission" if measure == "permission" else "mass"
-    return f'<td class="eg-cell eg-in-{hue}" style="--s:{_share(value, scale)}">{value:.3f}</td>'
+    return f'<td class="eg-cell eg-in-{measure}" {_tint(value, scale)}>{value:.3f}</td>'
 
 
-def _share(value, scale):
-    return f"{_DARKEST * min(value / scale, 1.0) if scale > 0 else 0.0:.1f}"
+def _tint(value, scale):
+    """Colour and exact value of a word or a cell: `--s` is per cent of the hue, `title` is read out too."""
+    share = _PALEST + (_DARKEST - _PALEST) * min(value / scale, 1.0) if value > 0 else 0.0
+    exact = f"{value:.4f}" if value == 0 or value >= 5e-5 else "under 0.0001"
+    return f'style="--s:{share:.1f}" title="{exact}"'

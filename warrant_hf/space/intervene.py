@@ -107,10 +107,11 @@ def told(outcome: dict, edit: Edit, names: list[str]) -> str:
         if now is None:
             others.append(abs(effect["total"]))
             continue
-        what = f"Closed the gate of {quoted[at]}" if now == 0 else f"Set {quoted[at]}"
+        what = "Closed the gate of" if now == 0 else "Set"
+        moved = {field: _arrow(change["before"], change["after"], field, form) for field, form in _SAID.items()}
         said.append(
-            f"{what}: permission {change['before']['permission']:.3f} → {now:g}. Its logit changes by "
-            f"{_signed(effect['total'])}{', to the lowest there is.' if now == 0 else '.'}"
+            f"{what} {quoted[at]}: permission {moved['permission']}; probability of support {moved['probability']}, "
+            f"rank {moved['rank']}."
         )
     said += [f"Left {quoted[at]} out of the input, as if it had never been found." for at in edit.masked]
     said += [f"Added a copy of {quoted[at]} at the end, with its learned permission." for at in edit.copied]
@@ -118,14 +119,17 @@ def told(outcome: dict, edit: Edit, names: list[str]) -> str:
         said.append(f"Swapped {' and '.join(quoted[at] for at in edit.swapped)}.")
     if not said:
         return "<p>Nothing is changed. Move a slider, or close a gate.</p>"
+    said.append(f"Answerable {_arrow(outcome['before'], outcome['after'], 'answerability', '.3f')}.")
     if others and max(others) < _SHOWN:
-        said.append("No other score moved.")
+        said.append("The other passages keep their attention and score; only their ranks may change.")
     elif others:
-        said.append(f"Other logits moved, by up to {max(others):.3f}: the attention is shared out anew.")
+        said.append(f"Other scores moved, logits by up to {max(others):.3f}: the attention is shared out anew.")
     return f'<ul class="eg-said">{"".join(f"<li>{sentence}</li>" for sentence in said)}</ul>'
 
 
-_HEADS = ("passage", "change", "logit", "permission", "rank", "probability")
+#: What a sentence and the first columns tell of a passage -> its digits. The exact logits come behind.
+_SAID = {"probability": ".3f", "rank": "d", "permission": ".3f"}
+_HEADS = ("passage", *_SAID, "logit", "change")
 _PARTS = ("permission", "attention", "list")
 
 
@@ -142,8 +146,14 @@ def table(outcome: dict, names: list[str]) -> str:
         f'<table class="eg-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         '<p class="eg-note">A logit is the score before it becomes a probability: β log(list size × attention × '
         "permission) + b. So each factor adds its part to the change; "
-        f"{'here all three are shown' if parts else 'here all of it is the part of the permission'}.</p>"
+        f"{'here all three are shown' if parts else 'here all of it is the part of the permission'}."
+        f"{_lowest(outcome['after'])}</p>"
     )
+
+
+def _lowest(result) -> str:
+    closed = [item for item in result["evidence"] if item["permission"] == 0]
+    return f" {_number(closed[0], 'score', '.4f')} is the lowest score there is: permission 0." if closed else ""
 
 
 def _shows(effect) -> bool:
@@ -154,11 +164,9 @@ def _row(change, names, parts) -> str:
     old, new, effect = change["before"], change["after"], change["effect"] or {}
     note = " (copy)" if change["copy"] else " (masked)" if new is None else ""
     cells = [
-        _signed(effect.get("total")),
+        *(_arrow(old, new, field, form) for field, form in _SAID.items()),
         _arrow(old, new, "score", ".4f"),
-        _arrow(old, new, "permission", ".3f"),
-        _arrow(old, new, "rank", "d"),
-        _arrow(old, new, "probability", ".3f"),
+        _signed(effect.get("total")),
         *(_signed(effect.get(part)) for part in parts),
     ]
     differs = ' class="eg-differs"' if effect and abs(effect["total"]) >= _SHOWN else ""

@@ -10,7 +10,7 @@ from .inputs import MAX_PASSAGES, read_passages, read_question, read_table
 from .refusals import or_sentence
 from .selectors import Selectors
 
-_DIGITS = 2  # of a slider
+_DIGITS = 3  # of a slider, as many as the table shows
 
 
 class Page:
@@ -35,7 +35,7 @@ class Page:
             or_sentence(read_table, rows),
         )
         result = or_sentence(self._selectors[model].rank, asked[1], asked[2])
-        calibration = self._selectors[model].model.config.answerability_calibration
+        calibration = self._selectors[model].calibration
         about = render.asked(asked[1], len(asked[2]), asked[0])
         shown = [render.headline(result), render.gauge(result, calibration=calibration), render.cards(result)]
         looked = [inside.highlights(result), inside.heatmap(result), gr.File(None, visible=False)]
@@ -122,7 +122,7 @@ class Page:
         edit = self._edit(asked, closed, masked, copied, swapped, sliders)
         outcome = or_sentence(intervene.apply, self._selectors[model], question, passages, edit)
         names = render.numbered_names(passages)
-        calibration = self._selectors[model].model.config.answerability_calibration
+        calibration = self._selectors[model].calibration
         gauge = render.gauge(outcome["after"], outcome["before"], calibration)
         return intervene.told(outcome, edit, names), intervene.table(outcome, names), gauge
 
@@ -147,7 +147,13 @@ class Page:
         """Two views of the allow-list side by side."""
         _, question, passages = _given(asked)
         results = [or_sentence(self._selectors.view, view, question, passages) for view in (first, second)]
-        return compare.side_by_side(*results, (first, second))
+        behind = [self._selectors.behind(view) for view in (first, second)]
+        return compare.side_by_side(
+            *results,
+            (first, second),
+            tuple(selector.calibration for selector in behind),
+            only_gates=behind[0] is behind[1] and first != second,
+        )
 
     # Batch.
 
@@ -187,7 +193,7 @@ class Page:
 
 def _progress(done: batch.Batch) -> str:
     share = f'<progress max="{done.total}" value="{len(done.rows)}" aria-label="Questions read"></progress>'
-    return f'<p role="status">{share} {done.told()}</p>'
+    return f'<p role="status">{share} {done.told()} {done.summary()}</p>'
 
 
 def _rows(passages):

@@ -13,6 +13,14 @@ MEASURES = {
     "permission": "how strongly it may count",
     "effective": "attention × permission: all the score is made of",
 }
+#: Name -> (colour or `None`, what it means): what the page says of its five numbers.
+_LEGEND = {
+    "attention": ("attention", MEASURES["attention"]),
+    "permission (the gate)": ("permission", MEASURES["permission"]),
+    "effective mass": ("effective", MEASURES["effective"]),
+    "probability of support": (None, "of one passage, made from its effective mass"),
+    "answerable": ("answer", "of the whole list, made from the sum of effective mass"),
+}
 #: A calibrated answerability says from here on that there is evidence.
 ENOUGH_FROM = 0.5
 _LONG = 320  # characters of a text that a card shows without being opened
@@ -22,13 +30,14 @@ def cards(result: dict) -> str:
     """A card per passage in rank order, its three bars on one scale from 0 to 1."""
     evidence = result["evidence"]
     count = len(evidence)
-    note = ""
+    limits, note = {}, ""
     if result["mass"] is not None:
+        limits = {"attention": 1 / count, "permission": ALLOWED_FROM}
         note = (
             f'<p class="eg-note">“Read” stands for an even share of the attention or more, here 1/{count} = '
-            f"{1 / count:.2f}, “may count” for a permission of {ALLOWED_FROM:g} or more.</p>"
+            f"{1 / count:.2f}, “may count” for a permission of {ALLOWED_FROM:g} or more: the lines on the bars.</p>"
         )
-    return f'<ol class="eg-cards">{"".join(_card(item, count) for item in evidence)}</ol>{note}'
+    return f'{note}<ol class="eg-cards">{"".join(_card(item, count, limits) for item in evidence)}</ol>'
 
 
 def headline(result: dict) -> str:
@@ -38,9 +47,9 @@ def headline(result: dict) -> str:
         return ""
     most = max(evidence, key=lambda item: item["attention"])
     name, _ = verdict(most, len(evidence))
-    allowed = "and it may count" if name in ("counts", "unread") else "but it may hardly count"
+    allowed = "and it may count" if name in ("counts", "unread") else "but it counts little"
     return (
-        f'<p class="eg-headline">Read most: {user_text(short_name(most, 60))} (attention {most["attention"]:.2f}), '
+        f'<p class="eg-headline">Read most: “{user_text(passage_name(most))}” (attention {most["attention"]:.2f}), '
         f"{allowed} (permission {most['permission']:.2f}).</p>"
     )
 
@@ -53,21 +62,35 @@ def gauge(result: dict, before: dict | None = None, calibration: dict | None = N
     then = before["answerability"] if before else None
     lines = ['<h2 class="eg-title">Is there enough evidence to answer?</h2>']
     if calibration is not None:
-        is_enough = result["answerability"] >= ENOUGH_FROM
-        lines.append(f'<p class="eg-headline">{"Yes, more likely than not." if is_enough else "Rather not."}</p>')
+        said = "Yes: {} is above {:g}." if enough(result) else "No: {} is below {:g}."
+        lines.append(f'<p class="eg-headline">{said.format(answerable(result), ENOUGH_FROM)}</p>')
     lines.append(line("answerable", "answer", result["answerability"], then, mark=calibration and ENOUGH_FROM))
     if result["mass"] is not None:
-        lines.append(line("effective mass", "effective", result["mass"], before and before["mass"]))
-    lines.append(f'<p class="eg-note">{_about_answerable(calibration)}</p>')
+        lines.append(line("effective, sum", "effective", result["mass"], before and before["mass"]))
+    lines.append(f'<p class="eg-note">{_about_answerable(calibration, len(result["evidence"]))}</p>')
     lines += [f'<p class="eg-note">{user_text(note)}</p>' for note in result.get("notes", ())]
     return "".join(lines)
 
 
+def enough(result: dict) -> bool:
+    """Whether a calibrated answerability says that there is evidence."""
+    return result["answerability"] >= ENOUGH_FROM
+
+
+def answerable(result: dict) -> str:
+    """`answerable 0.06`, with as many digits as tell it from the limit."""
+    value, digits = result["answerability"], 2
+    while value != ENOUGH_FROM and float(f"{value:.{digits}f}") == ENOUGH_FROM:
+        digits += 1
+    return f"answerable {value:.{digits}f}"
+
+
 def legend() -> str:
-    """What the three colours mean."""
+    """What the numbers are, with their colours."""
     parts = (
-        f'<li><span class="eg-swatch eg-{name}"></span><span><b>{name}</b> = {meaning}</span></li>'
-        for name, meaning in MEASURES.items()
+        ("<li>" if colour is None else f'<li><span class="eg-swatch eg-{colour}"></span>')
+        + f"<span><b>{name}</b> = {meaning}</span></li>"
+        for name, (colour, meaning) in _LEGEND.items()
     )
     return f'<ul class="eg-legend">{"".join(parts)}</ul>'
 
@@ -110,29 +133,34 @@ def short_name(item: dict, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def numbered_names(passages: tuple, length: int = 48) -> list[str]:
-    """`1. name` of each passage in input order."""
-    items = ({"title": title, "text": text} for title, text in passages)
-    return [f"{number}. {short_name(item, length)}" for number, item in enumerate(items, start=1)]
+def passage_name(item: dict, length: int = 48) -> str:
+    """`Passage 2: name`: what a passage is called everywhere, by its number in the input, whatever its rank."""
+    return f"Passage {item['index'] + 1}: {short_name(item, length)}"
 
 
-def _about_answerable(calibration):
+def numbered_names(passages: tuple) -> list[str]:
+    """The name of each passage in input order."""
+    return [passage_name({"index": at, "title": title, "text": text}) for at, (title, text) in enumerate(passages)]
+
+
+def _about_answerable(calibration, count):
     if calibration is None:
         return "“Answerable” puts lists in an order. It is no calibrated probability."
     return (
         f"“Answerable” is a probability, fitted on {calibration['questions']:,} questions with lists of "
-        f"{calibration['size']} passages, half of them without evidence; the line marks {ENOUGH_FROM:g}. Other "
-        "lists are other odds."
+        f"{calibration['size']} passages, half of them without evidence; the line marks {ENOUGH_FROM:g}."
+        + ("" if count == calibration["size"] else f" This list has {count}, so take it as rough.")
     )
 
 
-def _card(item: dict[str, Any], count: int) -> str:
+def _card(item: dict[str, Any], count: int, limits: dict[str, float]) -> str:
     found = verdict(item, count)
     mark = "" if found is None else f'<span class="eg-verdict eg-is-{found[0]}">{found[1]}</span>'
     title = f"<b>{user_text(item['title'])}</b> " if item["title"] else ""
-    bars = "".join(line(measure, measure, item[measure]) for measure in MEASURES)
+    bars = "".join(line(measure, measure, item[measure], mark=limits.get(measure)) for measure in MEASURES)
     return (
-        f'<li class="eg-card"><div class="eg-head"><span class="eg-rank">{item["rank"]}</span>'
+        f'<li class="eg-card"><div class="eg-head"><b class="eg-rank">rank {item["rank"]}</b>'
+        f"<span>Passage {item['index'] + 1}</span>"
         f'<span class="eg-support">probability of support <b>{item["probability"]:.2f}</b></span>{mark}</div>'
         f'<div class="eg-text">{title}{_folded(item["text"])}</div>{bars}</li>'
     )

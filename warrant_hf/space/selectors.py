@@ -34,6 +34,11 @@ class Selector:
         self._rank = lru_cache(maxsize=_REMEMBERED)(self._ranked)
         self._answer = lru_cache(maxsize=_REMEMBERED)(self._answered)
 
+    @property
+    def calibration(self) -> dict | None:
+        """What the answerability of the model is calibrated on; `None` if it is not."""
+        return self.model.config.answerability_calibration
+
     def rank(self, question: str, passages: Passages, permissions: Permissions = ()) -> dict:
         """What `rank` returns, tokens included; with `permissions`, what `permission_override` makes of it.
 
@@ -141,13 +146,16 @@ class Selectors:
             raise ValueError(f"model must be one of: {', '.join(self.names)}.")
         return self._by_name[name]
 
-    def view(self, view, question: str, passages: Passages) -> dict:
-        """The result of a model, or of the same model with every permission set to 1."""
+    def behind(self, view) -> Selector:
+        """The model of a view."""
         if not isinstance(view, str) or view not in self.views:
             raise ValueError(f"model must be one of: {'; '.join(self.views)}.")
-        if view.endswith(_OPEN):
-            return self[view.removesuffix(_OPEN)].rank(question, passages, (1.0,) * len(passages))
-        return self[view].rank(question, passages)
+        return self[view.removesuffix(_OPEN)]
+
+    def view(self, view, question: str, passages: Passages) -> dict:
+        """The result of a model, or of the same model with every permission set to 1."""
+        selector = self.behind(view)
+        return selector.rank(question, passages, (1.0,) * len(passages) if view.endswith(_OPEN) else ())
 
 
 def named(models) -> dict[str, object]:

@@ -8,9 +8,9 @@ ALLOWED_FROM = 0.5
 #: (read, allowed) -> (name, in words)
 VERDICTS = {
     (True, True): ("counts", "read, and may count"),
-    (True, False): ("blocked", "read, but may hardly count"),
-    (False, True): ("unread", "may count, but hardly read"),
-    (False, False): ("aside", "hardly read, may hardly count"),
+    (True, False): ("blocked", "read, but counts little"),
+    (False, True): ("unread", "may count, but little read"),
+    (False, False): ("aside", "little read, counts little"),
 }
 
 
