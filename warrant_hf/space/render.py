@@ -18,8 +18,8 @@ _LEGEND = {
     "attention": ("attention", MEASURES["attention"]),
     "permission (the gate)": ("permission", MEASURES["permission"]),
     "effective mass": ("effective", MEASURES["effective"]),
-    "probability of support": (None, "of one passage, made from its effective mass"),
-    "answerable": ("answer", "of the whole list, made from the sum of effective mass"),
+    "probability of support": (None, "that a passage supports an answer, from its effective mass"),
+    "answerable": ("answer", "that the list holds evidence at all, from the sum of effective mass"),
 }
 #: A calibrated answerability says from here on that there is evidence.
 ENOUGH_FROM = 0.5
