@@ -23,7 +23,13 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DataLoaderConfiguration, DistributedType, ProjectConfiguration, set_seed
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    ProjectConfiguration,
+    set_seed,
+)
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from transformers import get_scheduler
 
@@ -71,6 +77,8 @@ def run(given: argparse.Namespace) -> None:
         log_with=trackers(given.report_to),
         project_config=ProjectConfiguration(project_dir=str(output), logging_dir=str(output / "logs")),
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=args.data_seed),
+        # A variant, or a decoder of which only the attention is read, leaves some parameters without a gradient.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         step_scheduler_with_optimizer=False,  # one step of the schedule for one of all processes together
     )
     if accelerator.distributed_type == DistributedType.FSDP and accelerator.mixed_precision != "no":

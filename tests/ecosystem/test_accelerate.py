@@ -11,7 +11,9 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
+from transformers import T5Config, T5ForConditionalGeneration
 
+from tests.modeling.conftest import byte_tokenizer
 from training import train_accelerate
 from warrant_hf import AutoModelForEvidenceSelection, EvidenceWorld
 from warrant_hf.data.readers import read_rows
@@ -203,6 +205,23 @@ def test_two_processes_are_one_with_the_doubled_batch(tiny_encoder_dir, files, t
     ]
     first, second = ({item["index"]: item["score"] for item in result["evidence"]} for result in ranked)
     assert first == pytest.approx(second, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [{}, {"activation_checkpointing": True}])
+@pytest.mark.parametrize("variant", ["base", "open", "pair"])
+def test_two_processes_train_a_decoder_of_which_only_the_attention_is_read(variant, training, files, tmp_path):
+    base = tmp_path / "t5"
+    tokenizer = byte_tokenizer()
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": len(tokenizer)}
+    T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=1, decoder_start_token_id=1)).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    values = recipe(base, max_steps=3, **training)
+    values["encoder"], values["model"]["variant"] = {}, variant
+    (tmp_path / "fid.json").write_text(json.dumps(values))
+    script = ROOT / "training" / "train_accelerate.py"
+    options = ("--config", tmp_path / "fid.json", "--train", files / "rows.jsonl", "--output", tmp_path / "out")
+    assert len(logged(launched(script, *options))) == 3
 
 
 # Scoring -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForSequenceClassification,
     BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
@@ -236,6 +238,17 @@ def test_the_loss_reaches_every_parameter_that_is_trained(variant, with_head):
     assert model.backbone.classifier.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("variant", ["base", "pair"])
+def test_a_head_that_is_not_finite_is_an_error(value, variant, with_head):
+    _, _, folder = with_head()
+    model = AutoModelForEvidenceSelection.from_backbone(folder, reading="head", variant=variant, **READOUT)
+    with torch.no_grad():
+        model.backbone.classifier.bias.fill_(value)
+    with pytest.raises(ValueError, match="not finite in torch.float32"):
+        model.rank(QUESTION, PASSAGES)
+
+
 def test_a_head_left_behind_is_said(with_head, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("warrant_hf"), "propagate", True)
@@ -246,7 +259,11 @@ def test_a_head_left_behind_is_said(with_head, caplog, monkeypatch):
     assert "head of BertForSequenceClassification is left behind" in caplog.text
 
 
-def test_what_cannot_be_read_by_a_head_is_refused(with_head, tiny_encoder_dir):
+def test_what_cannot_be_read_by_a_head_is_refused(with_head, tiny_encoder_dir, tmp_path):
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 99, "num_labels": 1, "pad_token_id": 0}
+    decoder = tmp_path / "decoder"
+    GPT2ForSequenceClassification(GPT2Config(**sizes)).save_pretrained(decoder)
+    with_head()[1].save_pretrained(decoder)
     _, _, folder = with_head(labels=3)
     start = AutoModelForEvidenceSelection.from_backbone
     for place, settings, message in [
@@ -254,6 +271,7 @@ def test_what_cannot_be_read_by_a_head_is_refused(with_head, tiny_encoder_dir):
         (tiny_encoder_dir, {"encoder": {"num_labels": 1}}, "lack classifier.*reading='question'"),
         (with_head()[2], {"packing": "isolated"}, "packing='joint'"),
         (with_head()[2], {"variant": "g1"}, "variant is 'g1'"),
+        (decoder, {}, "'gpt2' is not a text encoder of a supported kind"),
         (with_head()[2], {"reading": "decoder"}, "reading is 'decoder'"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -27,6 +27,15 @@ def test_lists(pipe, tiny_model):
     assert pipe(question=[QUESTION], passages=[PASSAGES]) == [tiny_model.rank(QUESTION, PASSAGES)]
 
 
+def test_dicts(pipe, tiny_model):
+    asked = {"question": QUESTION, "passages": PASSAGES}
+    expected = tiny_model.rank(QUESTION, PASSAGES)
+    assert pipe(asked) == expected
+    assert pipe([asked, asked]) == pipe(question=[QUESTION] * 2, passages=[PASSAGES] * 2)
+    with pytest.raises(ValueError, match="question 1 is None"):
+        pipe([asked, {"passages": PASSAGES}])
+
+
 def test_model_and_processor_objects(tiny_model_dir, tiny_model):
     model = AutoModelForEvidenceSelection.from_pretrained(tiny_model_dir)
     processor = EvidenceProcessor.from_pretrained(tiny_model_dir)

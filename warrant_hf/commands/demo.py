@@ -12,6 +12,8 @@ def run(*, text: bool, models: list[str], host: str, port: int | None, browser: 
     if text:
         from ..space.examples import COMPARISON
 
+        if mcp:
+            raise ValueError("--text opens no Space, and so no tools for --mcp; leave one of them out.")
         if len(models) > 1:
             raise ValueError(f"--text takes one --model, and {len(models)} are given; leave the others out.")
         print_evidence(load_model(next(iter(models), None)).rank(*COMPARISON))

@@ -151,6 +151,7 @@ class WarrantConfig(PreTrainedConfig):
             )
         if {"label", "kind"} & set(names or ()):
             raise ValueError("precision_features names 'label' or 'kind', which hold the answer; remove it.")
+        _check_calibration(self.answerability_calibration)
         for name, least in (_LEAST_WHOLE | _LEAST).items():
             value, kinds = getattr(self, name, least), int if name in _LEAST_WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
@@ -254,6 +255,38 @@ class WarrantLEDConfig(WarrantConfig):
         if self.reading == "decoder":
             _choice("variant", self.variant, [name for name in WarrantFiDConfig.variants if name != "base"])
         super().__post_init__(**kwargs)
+
+
+def _is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_share(value):
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+# What `answerability_calibration` holds: key -> whether a value will do, and what will.
+_CALIBRATION = {
+    "data": (lambda value: isinstance(value, str), "a text"),
+    "size": (_is_count, "a whole number of 1 or more"),
+    "questions": (_is_count, "a whole number of 1 or more"),
+    "ece": (_is_share, "a number from 0 to 1"),
+    "brier": (
+        lambda value: isinstance(value, dict) and all(_is_share(value.get(end)) for end in ("value", "low", "high")),
+        "a dict with value, low and high, each from 0 to 1",
+    ),
+}
+
+
+def _check_calibration(found):
+    if not isinstance(found, dict | None):
+        raise ValueError(f"answerability_calibration is {found!r}; it must be a dict or left out.")
+    for key, (will_do, wanted) in _CALIBRATION.items():
+        if found is not None and not will_do(found.get(key)):
+            raise ValueError(
+                f"answerability_calibration has the {key} {found.get(key)!r}; it must be {wanted}: correct it, or leave "
+                "out the whole field."
+            )
 
 
 def _choice(name, value, allowed):

@@ -288,6 +288,10 @@ class _Reader:
     def __init__(self, readout, pooled, gate, member, item_mask, reading, log_precision, override):
         self.readout, self.gate, self.member, self.item_mask = readout, gate, member, item_mask
         self.log_precision, self.override = log_precision, override
+        self.taint = None
+        if reading is not None:
+            # An operator takes a NaN for a masked item. It must not look like a passage that nobody has read.
+            self.taint = (reading - reading).detach().masked_fill(~item_mask.unsqueeze(1), 0).sum((1, 2))
         query = pooled.query.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, 1 | S, d]
         key = pooled.key.unflatten(-1, (readout.heads, -1)).transpose(1, 2)  # [B, H, S, d]
         adapted = readout.variant.acts == "logits"
@@ -336,6 +340,8 @@ class _Reader:
         effective = self._counts(attention, weighed)
         size = lists.sum(-1, keepdim=True)
         logits = readout.beta * (size * effective).clamp(min=MASS_FLOOR).log() + readout.bias
+        if self.taint is not None:
+            logits = logits + self.taint[:, None, None]
         total = effective.sum(-1).clamp(min=MASS_FLOOR).log()
         item_attention = None if read.weights is None else read.weights.mean(1)
         masses = (attention, weighed, effective, item_attention)

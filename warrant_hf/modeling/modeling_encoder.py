@@ -49,13 +49,16 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
                     f"backbone_config has {labels} labels, but reading is 'head', which takes the head of a reranker "
                     "with one score, or with two classes; use reading='question'."
                 )
-            backbone = AutoModelForSequenceClassification.from_config(config.backbone_config)
-            attach_from_config(backbone)
-            return backbone
+            made = AutoModelForSequenceClassification.from_config(config.backbone_config)
+            return self._checked(made, made.base_model, kind)
         if config.packing == "isolated" and kind in _JOINT_ONLY:
             raise ValueError(f"packing is 'isolated', but {kind} takes no token-by-token mask; use packing='joint'.")
-        backbone = AutoModel.from_config(config.backbone_config, **without_pooler(config.backbone_config))
-        if not hasattr(backbone, "embeddings"):
+        made = AutoModel.from_config(config.backbone_config, **without_pooler(config.backbone_config))
+        return self._checked(made, made, kind)
+
+    @staticmethod
+    def _checked(backbone, encoder, kind):
+        if not hasattr(encoder, "embeddings"):
             raise ValueError(f"{kind!r} is not a text encoder of a supported kind; take one like 'roberta' or 'bert'.")
         attach_from_config(backbone)
         return backbone

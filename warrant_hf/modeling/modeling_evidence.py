@@ -167,6 +167,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     def _freeze(self):
         """Holds still what the config wants so, and what no loss reaches."""
         self.readout.freeze_unused()
+        if not self.config.answerability_weight:
+            self.readout.mass_scale.requires_grad_(False)
+            self.readout.mass_bias.requires_grad_(False)
         if self._reads_elsewhere():
             self.readout.freeze_reading()
         self._freeze_lower_layers()
@@ -220,6 +223,13 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         if labels is not None and labels.shape != candidate_mask.shape:
             raise ValueError(
                 f"labels {list(labels.shape)}: there are {list(candidate_mask.shape)} candidates; give one label each."
+            )
+        shape, given = candidate_mask.shape, permission_override
+        if given is not None and not (torch.is_tensor(given) and given.shape == shape and given.is_floating_point()):
+            found = f"{given.dtype} {list(given.shape)}" if torch.is_tensor(given) else f"a {type(given).__name__}"
+            raise ValueError(
+                f"permission_override is {found}; give a float tensor {list(shape)}, one permission for each "
+                "candidate, NaN for the learned one."
             )
         precision = next(self.readout.parameters()).dtype
         if precision != torch.float32:

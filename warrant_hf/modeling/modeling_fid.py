@@ -90,6 +90,12 @@ class WarrantFiDForEvidenceSelection(WarrantPreTrainedModel):
     def _reads_elsewhere(self):
         return self.readout.variant.path  # the content score of `base` is the readout's own
 
+    def _freeze(self):
+        super()._freeze()
+        pooler = getattr(self._encoder(), "pooler", None)
+        if isinstance(pooler, nn.Module):
+            pooler.requires_grad_(False)
+
     def _encoder(self):
         return self.backbone.get_encoder()
 

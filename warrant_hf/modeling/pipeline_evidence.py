@@ -12,7 +12,8 @@ class EvidenceSelectionPipeline(Pipeline):
         >>> pipe(question="Who wrote Emma?", passages=["Emma is a novel by Jane Austen.", "Emma Stone is an actress."])
 
     Returns the dict of `rank` of the model, or a list of them when `question` is a list and `passages` a list of
-    lists. `revoke`, `revoke_by`, `top_k`, `return_tokens` and `batch_size` are those of `rank_batch`.
+    lists. A dict `{"question", "passages"}`, or a list of them, will do too. `revoke`, `revoke_by`, `top_k`,
+    `return_tokens` and `batch_size` are those of `rank_batch`.
     """
 
     # The model finds its own processor; the loader of transformers would also take that of another kind of checkpoint.
@@ -55,6 +56,8 @@ class EvidenceSelectionPipeline(Pipeline):
     def __call__(self, question=None, passages=None, **kwargs):
         if isinstance(question, dict) and passages is None:
             question, passages = question.get("question"), question.get("passages")
+        elif isinstance(question, (list, tuple)) and passages is None and all(isinstance(q, dict) for q in question):
+            question, passages = ([asked.get(name) for asked in question] for name in ("question", "passages"))
         if question is None or passages is None:
             raise ValueError("Give both: pipe(question=..., passages=[...]).")
         if not isinstance(question, (str, list, tuple)):

@@ -102,19 +102,22 @@ class EvidenceProcessor(ProcessorMixin):
         names = ["input_ids", "segment_ids", "item_candidates", "candidate_mask"]
         return names if self.features is None else [*names, "candidate_features"]
 
-    def __call__(self, questions, passages, **kwargs) -> BatchFeature:
+    def __call__(self, questions, passages, return_tensors="pt", **kwargs) -> BatchFeature:
         """Packs and pads one question with its passages, or a list of questions with a list of passage lists.
 
         Args:
             questions (`str` or `list[str]`), passages (`list` or `list[list]` of `str` or `{"text", "title"?}`).
+            return_tensors (`str`): `"pt"`, the only kind there is.
 
         Returns:
             `BatchFeature` of tensors `input_ids`, `segment_ids` `[B, W, N]`, `item_candidates` `[B, S]`,
             `candidate_mask` `[B, C]`, and with `features` `candidate_features` `[B, C, F]`.
 
         Raises:
-            ValueError: an empty question, no passages, or a passage without text.
+            ValueError: an empty question, no passages, a passage without text, or another kind of tensors.
         """
+        if return_tensors != "pt":
+            raise ValueError(f"return_tensors is {return_tensors!r}; a selector takes PyTorch tensors, 'pt'.")
         if isinstance(questions, str):
             questions, passages = [questions], [passages]
         return self.pad(self.encode(questions, passages), **kwargs)

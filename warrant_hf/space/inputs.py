@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -116,8 +115,8 @@ def read_permissions(values: Any, count: int) -> tuple[float | None, ...]:
     if len(values) not in (0, count):
         raise ValueError(f"permissions has {len(values)} entries for {count} passages: give one each.")
     for number, value in enumerate(values):
-        numeric = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not (numeric and 0 <= value <= 1):
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (numeric and 0 <= value <= 1):  # NaN is neither
             raise ValueError(
                 f"permissions[{number}] must be a number from 0 to 1, or null for the learned permission."
             )
