@@ -12,6 +12,8 @@ import argparse
 import json
 from pathlib import Path
 
+from transformers import AutoConfig
+
 from warrant_hf.data.readers import read_rows
 from warrant_hf.evaluation.report import write_json, write_text
 from warrant_hf.hub import load_default, write_card
@@ -62,6 +64,7 @@ def write_recipe_card(path: Path) -> None:
         Path(DEFAULT_CHECKPOINT).name if is_shipped else path.stem,
         figure=write_figure(HERE / f"{path.stem}-reliability.png", facts["results"]),
         command=None if is_shipped else facts["command"],
+        calibration=AutoConfig.from_pretrained(DEFAULT_CHECKPOINT).answerability_calibration if is_shipped else None,
         **shared,
     )
     write_text(HERE / f"{path.stem}.md", card)

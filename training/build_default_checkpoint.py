@@ -4,7 +4,8 @@
     python training/build_default_checkpoint.py --eval DEV --calibrate-only
 
 The calibration is that of `warrant-hf calibrate` on DEV: two numbers that move no ranking, so that the other metrics
-on DEV are what they are without. What it is worth is measured on folds that it was not fitted on.
+on DEV are what they are without. What it is worth is measured on folds that it was not fitted on. Its card in
+model_cards/ is written by model_cards/make_cards.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from warrant_hf.commands import calibrate, evaluate
 from warrant_hf.data.readers import read_rows
+from warrant_hf.evaluation.report import write_text
 from warrant_hf.hub import load_default, write_card
+from warrant_hf.hub.answerability_section import with_answerability
+from warrant_hf.hub.carried_card import read_card
+from warrant_hf.hub.model_card import CARD
 from warrant_hf.modeling import DEFAULT_CHECKPOINT
 from warrant_hf.recipes import Recipe, train
 
@@ -98,19 +103,21 @@ def main():
 
 def calibrate_default(data: Path) -> None:
     """Puts the fit on `data` into the adapter and the config of the default checkpoint."""
-    settings = {"level": "sentence", "size": SIZE}
-    fit = calibrate.fitted(load_default(), data, **settings, limit=None, seed=0, batch_size=16)
-    print(calibrate.told(fit, SIZE, has_mass=True))
+    pairs, note = calibrate.list_pairs(data, level="sentence", size=SIZE, limit=None, seed=0)
+    fit = calibrate.fitted(load_default(), pairs, seed=0, batch_size=16)
+    print(note, calibrate.told(fit, SIZE, has_mass=True), sep="\n")
     adapter = Path(DEFAULT_CHECKPOINT) / "adapter" / "adapter_model.safetensors"
     weights = load_file(adapter)
     weights["base_model.model.readout.mass_scale"].fill_(fit.scale)
     weights["base_model.model.readout.mass_bias"].fill_(fit.bias)
     save_file(weights, adapter, metadata={"format": "pt"})
     config = Path(DEFAULT_CHECKPOINT) / "config.json"
-    values = json.loads(config.read_text()) | {
-        "answerability_calibration": calibrate.calibration(fit, size=SIZE, data=DEV)
-    }
+    found = calibrate.calibration(fit, size=SIZE, data=DEV)
+    values = json.loads(config.read_text()) | {"answerability_calibration": found}
     config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    card = Path(DEFAULT_CHECKPOINT) / CARD
+    if card.is_file():  # of a checkpoint that is calibrated anew
+        write_text(card, with_answerability(read_card(card), found))
 
 
 if __name__ == "__main__":

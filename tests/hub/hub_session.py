@@ -5,6 +5,7 @@ Prints a JSON object: name of a step -> its result, or the type and the words of
 
 import json
 import os
+import shutil
 import sys
 import urllib.request
 from pathlib import Path
@@ -82,6 +83,42 @@ def online(folder, source):
 
     results.step("push_command", push_by_command)
 
+    def command(*arguments):
+        from typer.testing import CliRunner
+
+        from warrant_hf_cli import app
+
+        os.environ["HF_TOKEN"] = "hf_ann"
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        del os.environ["HF_TOKEN"]
+        return [done.exit_code, " ".join(done.output.split())]
+
+    def push_without_card(kind):
+        """A folder that has no README.md, or one that cannot be read."""
+        place = Path(folder) / f"no-card-{kind}"
+        shutil.copytree(source, place)
+        (place / "reliability.png").write_bytes(b"\x89PNG")
+        if kind == "link":
+            (place / "README.md").symlink_to(place / "gone")
+        elif kind == "folder":
+            (place / "README.md").mkdir()
+        return command("push", place, f"ann/no-card-{kind}")
+
+    for kind in ("none", "link", "folder"):
+        results.step(f"push_no_card_{kind}", lambda kind=kind: push_without_card(kind))
+
+    def calibrate(name, where):
+        told = command("calibrate", "--model", name, "--data", "world:40:1", "--size", 4, "--output", where)
+        card = Path(where) / "README.md"
+        return [
+            *told,
+            card.read_text() if card.is_file() else None,
+            sorted(path.name for path in Path(where).iterdir()),
+        ]
+
+    results.step("calibrate_command", lambda: calibrate("ann/command", f"{folder}/calibrated"))
+    results.step("calibrate_no_card", lambda: calibrate("bob/ready", f"{folder}/calibrated-ready"))
+
     results.step("load_commit", lambda: rank("ann/first", revision=commit))
     results.step("load_main", lambda: rank("ann/first"))
     results.step("load_cached", lambda: rank("ann/first"))
@@ -92,6 +129,7 @@ def online(folder, source):
     results.step("auto_processor", lambda: type(AutoProcessor.from_pretrained("ann/first", **ANN)).__name__)
     for name in ("plain", "pipeline", "saved", "command"):
         results.step(f"load_{name}", lambda name=name: rank(f"ann/{name}"))
+    results.step("push_no_card_again", lambda: command("push", f"{folder}/no-card-none", "ann/command"))
 
     def train(token="hf_ann"):
         arguments = EvidenceTrainingArguments(

@@ -159,6 +159,35 @@ def test_push_command(hub, online):
     assert wrong_exit_code == 2 and "Error: The token that was given may not do this to bob/command" in wrong_output
 
 
+@pytest.mark.parametrize("kind", ["none", "link", "folder"])
+def test_push_command_without_a_card(hub, online, kind):
+    """A card that claims nothing goes up, not the form that transformers would send, and people are told."""
+    exit_code, output = value(online, f"push_no_card_{kind}")
+    assert exit_code == 0 and "has no readable README.md; a short card goes up" in output
+    found = hub.repositories[f"ann/no-card-{kind}"]
+    files = found.commits[found.branches["main"]]
+    card = files["README.md"].decode()
+    assert "Nobody has written down here" in card and "More Information Needed" not in card
+    assert f'model="ann/no-card-{kind}"' in card and "reliability.png" not in files
+    assert len(found.commits) == 2, "weights and card come in one commit, after that of the new repository"
+
+
+def test_push_command_without_a_card_leaves_the_one_that_is_there(hub, online):
+    exit_code, output = value(online, "push_no_card_again")
+    assert exit_code == 0 and "the card that ann/command has stays as it is" in output
+    found = hub.repositories["ann/command"]
+    assert b"Our card." in found.commits[found.branches["main"]]["README.md"]
+
+
+def test_calibrate_takes_the_card_from_the_hub(online):
+    exit_code, output, card, files = value(online, "calibrate_command")
+    assert exit_code == 0, output
+    assert "Our card." in card and card.count("## Answerability") == 1 and "reliability.png" in files
+    exit_code, output, card, _ = value(online, "calibrate_no_card")
+    assert exit_code == 0 and "bob/ready has no README.md that can be read" in output
+    assert "A copy of `bob/ready`" in card and card.count("## Answerability") == 1
+
+
 def test_interrupted_push_goes_on(hub, online):
     """The upload was refused once and went through; then the commit failed, and the next push sends no weights."""
     puts = hub.requests("PUT", "/store/", since="push_refused", until="push_again")

@@ -14,7 +14,7 @@ import torch
 from ..evaluation.report import write_text
 from ..whole_file import check_target
 from .onnx_selector import OnnxSelector
-from .selection_path import INPUTS, SelectionPath
+from .selection_path import INPUTS, SelectionPath, check_exportable
 
 #: Largest difference between the scores of model and graph that an export may have.
 TOLERANCE = 1e-4
@@ -93,6 +93,7 @@ def export_onnx(model, folder, *, int8: bool = False) -> float:
     import onnxscript  # noqa: F401
 
     folder = Path(folder)
+    check_exportable(model)  # before there is a folder
     check_target(folder / GRAPH, create_folder=True)
     program = export_program(model)
     names = SelectionPath(model).names

@@ -14,11 +14,13 @@ from transformers import AutoConfig
 
 from ..evaluation.report import write_text
 from ..modeling import DEFAULT_CHECKPOINT, WarrantEncoderConfig
+from .answerability_section import answerability_section
 from .reliability_figure import save_reliability_diagram
 from .usage_example import usage_code
 
 #: Files of a checkpoint's folder.
 CARD, FIGURE = "README.md", "reliability.png"
+TAGS = ("evidence-selection", "warrant-hf")
 TEMPLATE = Path(__file__).with_name("evidence_card.md.jinja")
 
 #: Metrics that a card shows, in order, with what they say.
@@ -59,7 +61,8 @@ def write_card(
 ) -> None:
     """Writes `README.md` with front matter, model-index, usage, training facts and results to a checkpoint folder.
 
-    Where a result has the bins of its calibration and `with_figure`, `reliability.png` is written beside it.
+    Where a result has the bins of its calibration and `with_figure`, `reliability.png` is written beside it. Where the
+    folder's config says on what the answerability is calibrated, the card does too.
 
     Args:
         folder: of the checkpoint; its name is that of the model.
@@ -78,6 +81,7 @@ def write_card(
         ValueError: the folder cannot be written to.
     """
     folder = Path(folder)
+    config = AutoConfig.from_pretrained(folder) if (folder / "config.json").is_file() else None
     figure = write_figure(folder / FIGURE, results) if with_figure else None
     text = render_card(
         folder.absolute().name,
@@ -88,7 +92,8 @@ def write_card(
         library_versions=library_versions,
         output=output,
         figure=figure,
-        precision_label=_precision_label(folder, recipe),
+        precision_label=getattr(config, "precision_label", None),
+        calibration=getattr(config, "answerability_calibration", None),
     )
     write_text(folder / CARD, text)
 
@@ -113,9 +118,13 @@ def render_card(
     output: str | None = None,
     figure: str | None = None,
     precision_label: str | None = None,
+    calibration: dict | None = None,
     command: str | None = None,
 ) -> str:
-    """The text of a card; see `write_card`. With `command`, which trains the model, it says that no weights exist."""
+    """The text of a card; see `write_card`. With `command`, which trains the model, it says that no weights exist.
+
+    `calibration` is the config's `answerability_calibration`.
+    """
     settings = selector_settings(recipe)
     is_default = name == Path(DEFAULT_CHECKPOINT).name
     has_path = settings["variant"] != "base"
@@ -142,6 +151,7 @@ def render_card(
         versions=library_versions,
         precision_label=precision_label,
         figure=figure,
+        answerability=calibration and answerability_section(calibration),
         limits=train.get("limits", _LIMITS),
     )
 
@@ -176,7 +186,7 @@ def _front_matter(name, recipe, results, licence, train):
         pipeline_tag="text-ranking",
         base_model=base if base is not None and _HUB_ID.fullmatch(base) and not Path(base).exists() else None,
         datasets=[train["dataset"]] if _HUB_ID.fullmatch(train["dataset"]) else None,
-        tags=["evidence-selection", "warrant-hf", *(["peft"] if recipe["lora"] else [])],
+        tags=[*TAGS, *(["peft"] if recipe["lora"] else [])],
         eval_results=index or None,
     )
 
@@ -215,11 +225,4 @@ def _base_model(recipe):
     return recipe["start_from"] or recipe["base_model"]
 
 
-def _precision_label(folder, recipe):
-    """What the checkpoint's log-precision has earned to be called."""
-    if not selector_settings(recipe)["precision_features"]:
-        return None
-    return AutoConfig.from_pretrained(folder).precision_label
-
-
-__all__ = ["CARD", "CARD_METRICS", "FIGURE", "render_card", "selector_settings", "write_card", "write_figure"]
+__all__ = ["CARD", "CARD_METRICS", "FIGURE", "TAGS", "render_card", "selector_settings", "write_card", "write_figure"]

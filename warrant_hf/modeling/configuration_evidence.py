@@ -284,8 +284,8 @@ def _check_calibration(found):
     for key, (will_do, wanted) in _CALIBRATION.items():
         if found is not None and not will_do(found.get(key)):
             raise ValueError(
-                f"answerability_calibration has the {key} {found.get(key)!r}; it must be {wanted}: correct it, or leave "
-                "out the whole field."
+                f"answerability_calibration has the {key} {found.get(key)!r}; it must be {wanted}: correct it, or "
+                "leave out the whole field."
             )
 
 
