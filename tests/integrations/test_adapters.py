@@ -13,8 +13,9 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 QUESTION = "where was ada born?"
 TEXTS = ["york is a city.", "ada was born in york.", "the thames is a river."]
-METADATA = [{"title": "york", "page": 7, "probability": "mine"}, {"source": {"file": "a.pdf"}}, {}]
+METADATA = [{"title": "york", "page": 7, "probability": "mine"}, {"source": {"file": "a"}, "answerability": 2}, {}]
 SCORES = ("probability", "attention", "permission", "effective")
+ADDED = (*SCORES, "answerability")
 
 
 def langchain(**settings):
@@ -50,7 +51,7 @@ def llama_index(**settings):
         for node in kept:
             assert node.score == node.node.metadata["probability"]
             prompt = node.node.get_content(schema.MetadataMode.LLM)
-            assert "permission" not in prompt and "effective" not in prompt
+            assert not any(f"\n{name}:" in f"\n{prompt}" for name in ADDED)
         return [(node.node.text, node.node.metadata) for node in kept]
 
     return run
@@ -79,7 +80,8 @@ ADAPTERS = pytest.mark.parametrize("adapter", [langchain, llama_index, haystack]
 
 @pytest.fixture(scope="module")
 def expected(tiny_model):
-    return tiny_model.rank(QUESTION, [{"text": TEXTS[0], "title": "york"}, *TEXTS[1:]])["evidence"]
+    result = tiny_model.rank(QUESTION, [{"text": TEXTS[0], "title": "york"}, *TEXTS[1:]])
+    return [item | {"answerability": result["answerability"]} for item in result["evidence"]]
 
 
 @ADAPTERS
@@ -87,8 +89,8 @@ def test_documents_come_ranked_with_their_metadata_and_scores(adapter, tiny_mode
     kept = adapter(model=tiny_model)(TEXTS, METADATA)
     assert [text for text, _ in kept] == [item["text"] for item in expected]
     for (_, metadata), item in zip(kept, expected, strict=True):
-        own = {f"input_{key}" if key in SCORES else key: value for key, value in METADATA[item["index"]].items()}
-        assert metadata == own | {name: pytest.approx(item[name], abs=1e-5) for name in SCORES}
+        own = {f"input_{key}" if key in ADDED else key: value for key, value in METADATA[item["index"]].items()}
+        assert metadata == own | {name: pytest.approx(item[name], abs=1e-5) for name in ADDED}
 
 
 @ADAPTERS
@@ -111,10 +113,10 @@ def test_a_folder_names_the_model(adapter, tiny_model_dir, expected):
 @ADAPTERS
 def test_an_address_names_a_server(adapter, tiny_model, expected):
     with running(tiny_model) as client:
-        kept = adapter(model=str(client.base_url))(TEXTS, METADATA)
+        kept = adapter(model=str(client.base_url).replace("http", "HTTP"))(TEXTS, METADATA)
     assert [text for text, _ in kept] == [item["text"] for item in expected]
     for (_, metadata), item in zip(kept, expected, strict=True):
-        assert {name: metadata[name] for name in SCORES} == {name: item[name] for name in SCORES}
+        assert {name: metadata[name] for name in ADDED} == {name: item[name] for name in ADDED}
 
 
 @ADAPTERS
@@ -124,6 +126,7 @@ def test_an_address_names_a_server(adapter, tiny_model, expected):
         ({"top_n": 0}, r"top_[nk] is 0; give a whole number of 1 or more"),
         ({"threshold": 1.5}, "threshold is 1.5; give a probability from 0 to 1"),
         ({"model": 3}, "model is a int; give a selector, its folder, Hub id or address, or None"),
+        ({"topn": 1}, "topn"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(adapter, tiny_model, settings, part):
@@ -132,9 +135,39 @@ def test_a_wrong_setting_is_one_sentence(adapter, tiny_model, settings, part):
 
 
 @ADAPTERS
-def test_a_document_without_text_is_named(adapter, tiny_model):
-    with pytest.raises(Exception, match=r"passages\[0\]\[1\] has an empty text"):
-        adapter(model=tiny_model)(["york is a city.", " "], [{}, {}])
+def test_blank_documents_come_last_with_zeros(adapter, tiny_model, expected):
+    texts, metadata = [" \n", *TEXTS, ""], [{"page": 1}, *METADATA, {"title": "york"}]
+    nothing = tiny_model.rank(QUESTION, [])["answerability"]
+    with running(tiny_model) as client:
+        for model in (tiny_model, str(client.base_url)):
+            kept = adapter(model=model)(texts, metadata)
+            assert [text for text, _ in kept] == [*(item["text"] for item in expected), " \n", ""]
+            for (_, known), item in zip(kept, expected):
+                assert {name: known[name] for name in ADDED} == {
+                    name: pytest.approx(item[name], abs=1e-5) for name in ADDED
+                }
+            assert [{name: known[name] for name in SCORES} for _, known in kept[3:]] == [
+                dict.fromkeys(SCORES, 0.0)
+            ] * 2
+            assert kept[3][1]["page"] == 1 and kept[4][1]["answerability"] == kept[0][1]["answerability"]
+            assert len(adapter(model=model, threshold=1e-12)(texts, metadata)) == 3
+            only = adapter(model=model)(["", " "], [{}, {}])
+            assert [known for _, known in only] == [dict.fromkeys(SCORES, 0.0) | {"answerability": nothing}] * 2
+
+
+@pytest.mark.parametrize("adapter", [langchain, llama_index])  # Haystack itself refuses such a text
+def test_a_wrong_document_is_named_by_its_place(adapter, tiny_model):
+    with pytest.raises(ValueError, match=r"passages\[0\]\[2\] has half a surrogate pair at character 2"):
+        adapter(model=tiny_model)(["", "york is a city.", "a \ud800"], [{}, {}, {}])
+
+
+def test_a_haystack_document_of_none_is_an_error(tiny_model):
+    library = pytest.importorskip("haystack")
+    from warrant_hf.integrations.haystack import WarrantRanker
+
+    given = [library.Document(content=" "), library.Document(content=None)]
+    with pytest.raises(ValueError, match=r"passages\[0\]\[1\] is .*; give a text"):
+        WarrantRanker(model=tiny_model).run(QUESTION, given)
 
 
 def test_a_haystack_pipeline_is_written_and_read(tiny_model, tiny_model_dir):

@@ -19,9 +19,10 @@ except ModuleNotFoundError as error:
 class WarrantRanker:
     """Ranks documents by the support they give; a document's score becomes its probability.
 
-    The meta of a document stays, and `probability`, `attention`, `permission` and `effective` join it (a key of yours
-    with such a name becomes `input_probability`, …). The documents that were given are not changed. A `title` in the
-    meta is read with the text.
+    The meta of a document stays, and `probability`, `attention`, `permission` and `effective` join it, with the
+    `answerability` of the whole list, by which a pipeline can abstain (a key of yours with such a name becomes
+    `input_probability`, …). The documents that were given are not changed. A `title` in the meta is read with the
+    text. A document that is empty or white space is not read: it comes last, with the four scores 0.
 
     Args:
         model: a selector, its folder or Hub id, the address of a server (`warrant-hf serve`), or `None` for the
@@ -30,7 +31,8 @@ class WarrantRanker:
         threshold (`float`, *optional*): the probability below which a document is left out.
 
     Raises:
-        ValueError: a value out of range, or, when running, a document or query without text.
+        ValueError: a value out of range, or, when running, a query without text, or a document whose content is
+            `None`.
     """
 
     def __init__(self, model: Any = None, top_k: int | None = None, threshold: float | None = None):

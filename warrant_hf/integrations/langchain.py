@@ -21,9 +21,10 @@ except ModuleNotFoundError as error:
 class WarrantCompressor(BaseDocumentCompressor):
     """Keeps the documents that support an answer, the best first.
 
-    The metadata of a document stays, and `probability`, `attention`, `permission` and `effective` join it (a key of
-    yours with such a name becomes `input_probability`, …). The documents that were given are not changed. A `title`
-    in the metadata is read with the text.
+    The metadata of a document stays, and `probability`, `attention`, `permission` and `effective` join it, with the
+    `answerability` of the whole list, by which a chain can abstain (a key of yours with such a name becomes
+    `input_probability`, …). The documents that were given are not changed. A `title` in the metadata is read with the
+    text. A document that is empty or white space is not read: it comes last, with the four scores 0.
 
     Args:
         model: a selector, its folder or Hub id, the address of a server (`warrant-hf serve`), or `None` for the
@@ -32,10 +33,10 @@ class WarrantCompressor(BaseDocumentCompressor):
         threshold (`float`, *optional*): the probability below which a document is left out.
 
     Raises:
-        ValueError: a value out of range, or, when compressing, a document or query without text.
+        ValueError: a value out of range, a field that there is not, or, when compressing, a query without text.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=(), extra="forbid")
 
     model: Any = None
     top_n: int | None = None

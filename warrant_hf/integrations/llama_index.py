@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, PrivateAttr
 
-from .scoring import SCORES, check_choice, passage, ranked, selector, with_scores
+from .scoring import ADDED, check_choice, passage, ranked, selector, with_scores
 
 try:
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -20,9 +20,11 @@ except ModuleNotFoundError as error:
 class WarrantPostprocessor(BaseNodePostprocessor):
     """Keeps the nodes that support an answer, the best first; a node's score becomes its probability.
 
-    The metadata of a node stays, and `probability`, `attention`, `permission` and `effective` join it (a key of yours
-    with such a name becomes `input_probability`, …), hidden from language models and embeddings. The nodes that were
-    given are not changed. A `title` in the metadata is read with the text.
+    The metadata of a node stays, and `probability`, `attention`, `permission` and `effective` join it, with the
+    `answerability` of the whole list, by which an application can abstain (a key of yours with such a name becomes
+    `input_probability`, …). All five are hidden from language models and embeddings. The nodes that were given are not
+    changed. A `title` in the metadata is read with the text. A node that is empty or white space is not read: it comes
+    last, with the four scores 0.
 
     Args:
         model: a selector, its folder or Hub id, the address of a server (`warrant-hf serve`), or `None` for the
@@ -31,10 +33,10 @@ class WarrantPostprocessor(BaseNodePostprocessor):
         threshold (`float`, *optional*): the probability below which a node is left out.
 
     Raises:
-        ValueError: a value out of range, or, when processing, no query, or a node without text.
+        ValueError: a value out of range, a field that there is not, or, when processing, no query.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=(), extra="forbid")
 
     model: Any = None
     top_n: int | None = None
@@ -63,7 +65,7 @@ class WarrantPostprocessor(BaseNodePostprocessor):
             # Whatever is not excluded becomes part of the prompt.
             for names in ("excluded_llm_metadata_keys", "excluded_embed_metadata_keys"):
                 excluded = getattr(node, names)
-                setattr(node, names, [*excluded, *(name for name in SCORES if name not in excluded)])
+                setattr(node, names, [*excluded, *(name for name in ADDED if name not in excluded)])
             kept.append(NodeWithScore(node=node, score=item["probability"]))
         return kept
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..hub import load_default
 from ..modeling import AutoModelForEvidenceSelection
-from .remote import RemoteSelector
+from .remote import RemoteSelector, is_address
 
 #: What a ranked document is told about itself.
 SCORES = ("probability", "attention", "permission", "effective")
+#: What joins its metadata: the scores, and of the whole list whether an answer can be had from it.
+ADDED = (*SCORES, "answerability")
 
 
 def selector(model: Any = None):
@@ -22,7 +24,7 @@ def selector(model: Any = None):
     """
     if model is None:
         return load_default()
-    if isinstance(model, str) and model.startswith(("http://", "https://")):
+    if isinstance(model, str) and is_address(model):
         return RemoteSelector(model)
     if isinstance(model, str):
         return AutoModelForEvidenceSelection.from_pretrained(
@@ -51,13 +53,26 @@ def passage(text: Any, metadata: Mapping[str, Any]) -> dict:
     return {**known, "text": text}
 
 
-def ranked(model, query: str, passages: Iterable[dict], top: int | None, threshold: float | None) -> list[dict]:
-    """The evidence in rank order, without what has a probability below `threshold`, and the first `top` of it."""
-    evidence = model.rank(query, list(passages))["evidence"]
-    return [item for item in evidence if threshold is None or item["probability"] >= threshold][:top]
+def ranked(model, query: str, passages: Sequence[dict], top: int | None, threshold: float | None) -> list[dict]:
+    """The evidence in rank order, without what has a probability below `threshold`, and the first `top` of it.
+
+    Each has the `answerability` of the list. A passage whose text is empty or white space can support nothing: the
+    model does not read it, and it comes last, with `SCORES` of 0.
+    """
+    blank = {at for at, given in enumerate(passages) if isinstance(given["text"], str) and not given["text"].strip()}
+    settings = {}
+    if blank:
+        # Masked with a text in its place, and not removed: so the model's sentences name the right passage.
+        passages = [given | {"text": "-"} if at in blank else given for at, given in enumerate(passages)]
+        settings = {"revoke": sorted(blank), "revoke_by": "mask"}
+    result = model.rank(query, passages, **settings)
+    evidence = [item | {"answerability": result["answerability"]} for item in result["evidence"]]
+    read = [item for item in evidence if item["index"] not in blank]
+    unread = [item | dict.fromkeys(SCORES, 0.0) for item in evidence if item["index"] in blank]
+    return [item for item in read + unread if threshold is None or item["probability"] >= threshold][:top]
 
 
 def with_scores(metadata: Mapping[str, Any], item: Mapping[str, Any]) -> dict:
-    """A copy of the metadata with `SCORES`; a key that has one of these names is kept as `input_probability`, …"""
-    kept = {f"input_{name}" if name in SCORES else name: value for name, value in metadata.items()}
-    return kept | {name: item[name] for name in SCORES}
+    """A copy of the metadata with `ADDED`; a key that has one of these names is kept as `input_probability`, …"""
+    kept = {f"input_{name}" if name in ADDED else name: value for name, value in metadata.items()}
+    return kept | {name: item[name] for name in ADDED}
