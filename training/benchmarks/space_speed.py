@@ -5,8 +5,8 @@
 The page is served on a loopback port by this process, and asked over HTTP as a browser asks: through the event of its
 Rank button, which gives everything that the tabs show, tokens included. Each round is another question with 8
 passages, so that no result is at hand. First paint counts from the call that starts the server, with the model in
-memory: until the page's address answers and, where there are Playwright and a Chromium, until the first result stands
-in a page. Beside it, the same questions by `rank` alone.
+memory: until the page's address answers and, where there are Playwright and a Chromium, until a browser has painted
+the first thing, and until the first result stands in the page. Beside it, the same questions by `rank` alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ from warrant_hf.evaluation.report import write_json, write_text
 from warrant_hf.space.app import launch
 
 SIZE, WARM_UP = 8, 3
-TARGETS = {"the page answers": 2.0, "the first card": 2.0, "selection": 0.4}  # seconds; of a selection, the median
+TARGETS = {"the first paint": 2.0, "selection": 0.4}  # seconds; of a selection, the median
+# Milliseconds from the call of `goto` to the first contentful paint.
+PAINTED = """() => new Promise(done => new PerformanceObserver(list => {
+    const found = list.getEntriesByName("first-contentful-paint");
+    if (found.length) done(found[0].startTime);
+}).observe({type: "paint", buffered: true}))"""
 
 
 def main():
@@ -48,9 +53,11 @@ def main():
         began = time.perf_counter()
         blocks = launch(model, host="127.0.0.1", block=False)
         httpx.get(blocks.local_url).raise_for_status()
-        seconds = {"the page answers": time.perf_counter() - began, "the first card": None}
+        seconds = {"the page answers": time.perf_counter() - began, "the first paint": None, "the first card": None}
         if page is not None:
+            asked_at = time.perf_counter() - began
             page.goto(blocks.local_url)
+            seconds["the first paint"] = asked_at + page.evaluate(PAINTED) / 1000
             page.locator(".eg-card").first.wait_for(timeout=120_000)
             seconds["the first card"] = time.perf_counter() - began
     with httpx.Client(base_url=blocks.local_url, timeout=120) as client:
@@ -142,7 +149,8 @@ def markdown(report) -> str:
     first, selection = report["first paint"], report["selection"]
     lines = ["| | seconds | target |", "|---|---:|---:|"]
     for name, value in first.items():
-        lines.append(f"| from start until {name} | {'–' if value is None else f'{value:.2f}'} | < {TARGETS[name]:g} |")
+        target = f"< {TARGETS[name]:g}" if name in TARGETS else ""
+        lines.append(f"| from start until {name} | {'–' if value is None else f'{value:.2f}'} | {target} |")
     lines += [
         f"| selection of {SIZE} passages, median | {selection['median']:.3f} | < {TARGETS['selection']:g} |",
         f"| selection of {SIZE} passages, 95th percentile | {selection['p95']:.3f} | |",

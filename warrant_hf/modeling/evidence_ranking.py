@@ -146,8 +146,8 @@ class EvidenceRankingMixin:
         ]
         if progress is not None:
             reading["advance"] = _counted(progress, sum(len(row.input_ids) for row in rows.values()))
-        was_training = self.training
-        self.eval()
+        in_training = [module for module in self.modules() if module.training]
+        _set_training(in_training, False)
         try:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
@@ -163,7 +163,7 @@ class EvidenceRankingMixin:
                     result["evidence"] = result["evidence"][:top_k]
                     results[row] = result | {"notes": rows[row].notes}
         finally:
-            self.train(was_training)
+            _set_training(in_training, True)
         return results
 
     def _inputs(self, batch, rows, revoke):
@@ -185,6 +185,12 @@ class EvidenceRankingMixin:
                 f"The scores are not finite in {self.dtype}; load the model in bfloat16 or float32 instead."
             )
         return {name: value.float().cpu() for name, value in output.items() if value is not None}
+
+
+def _set_training(modules, mode):
+    # Not by train(), which would set parts too that were in the other mode.
+    for module in modules:
+        module.training = mode
 
 
 def _shared_by_twins(places, passages, revoked, features):
