@@ -64,7 +64,7 @@ def test_the_gauge_answers_with_its_number_and_says_where_it_is_rough(tiny_model
 def test_the_legend_names_all_five_numbers():
     shown = render.legend()
     assert "<b>permission (the gate)</b>" in shown and shown.count("eg-swatch") == 4
-    assert "<b>probability of support</b> = of one passage" in shown and "eg-answer" in shown
+    assert "<b>probability of support</b> = that a passage supports an answer" in shown and "eg-answer" in shown
 
 
 def test_little_is_seen_and_told_apart_from_nothing(tiny_model):
