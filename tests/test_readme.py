@@ -1,11 +1,12 @@
-"""The first screen of the README: its code runs and prints what stands below it."""
+"""The README and docs/operator.md: their code runs and prints what stands below it, and their links lead somewhere."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, OPERATOR = ROOT / "README.md", ROOT / "docs" / "operator.md"
 
 
 def assert_prints(printed, shown):
@@ -36,20 +37,46 @@ def t5(tmp_path_factory):
     return folder
 
 
-def test_every_python_block_runs(tmp_path, monkeypatch, t5, capsys):
-    """In order, as one session; where a block of text follows, it is what was printed."""
+def run_blocks(path, changes=()):
+    """The names that the Python blocks of a file leave, in order and as one session; yields what each printed."""
+    names = {}
+    for code, shown in re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", path.read_text("utf-8"), re.S):
+        for name, there in changes:
+            code = code.replace(name, there)
+        exec(compile(code, path.name, "exec"), names)
+        yield names, shown
+
+
+def test_every_python_block_of_the_readme_runs(tmp_path, monkeypatch, t5, capsys):
+    """Where a block of text follows, it is what was printed."""
     monkeypatch.chdir(tmp_path)
-    names, compared = {}, 0
-    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", README.read_text(encoding="utf-8"), re.S)
-    for code, shown in blocks:
-        # What a machine without a network has.
-        code = code.replace("FacebookAI/roberta-base", "sentence-transformers/all-MiniLM-L6-v2")
-        code = code.replace("google-t5/t5-base", str(t5))
-        capsys.readouterr()
-        exec(compile(code, "README.md", "exec"), names)
+    # What a machine without a network has.
+    changes = ("FacebookAI/roberta-base", "sentence-transformers/all-MiniLM-L6-v2"), ("google-t5/t5-base", str(t5))
+    compared = 0
+    capsys.readouterr()
+    for _, shown in run_blocks(README, changes):
+        printed = capsys.readouterr().out
         if shown:
-            assert_prints(capsys.readouterr().out, shown)
+            assert_prints(printed, shown)
             compared += 1
     assert compared >= 2
-    assert names["out"].context.shape == (3, 2, 4, 16, 32)[1:]
     assert (tmp_path / "runs/roberta/selector/processor_config.json").is_file()
+
+
+def test_every_python_block_about_the_operator_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    *_, (names, _) = run_blocks(OPERATOR)
+    assert names["out"].context.shape == (2, 4, 16, 32)
+
+
+@pytest.mark.parametrize(
+    "path", [README, *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(path):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", path.read_text("utf-8"))
+    for target, anchor in links:
+        file = (path.parent / target) if target else path
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", file.read_text("utf-8"), re.M)
+            assert anchor[1:] in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}

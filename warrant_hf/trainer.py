@@ -100,6 +100,7 @@ class EvidenceTrainingArguments(TrainingArguments):
     """
 
     remove_unused_columns: bool = field(default=False)
+    dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)  # elsewhere PyTorch warns about it
     # A variant, or a decoder of which only the attention is read, leaves some parameters without a gradient.
     ddp_find_unused_parameters: bool | None = field(default=True)
     label_names: list[str] | None = field(default_factory=lambda: ["labels"])
