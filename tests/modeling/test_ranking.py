@@ -268,6 +268,13 @@ def test_own_keys_with_our_names_are_kept(tiny_model):
     assert (item["input_score"], item["input_rank"], item["source"]) == (0.9, 44, "bm25") and item["rank"] == 1
 
 
+def test_own_tokens_are_kept_beside_ours(tiny_model):
+    passage = {"text": "jane austen", "tokens": 57}
+    assert tiny_model.rank(QUESTION, [passage])["evidence"][0]["tokens"] == 57
+    item = tiny_model.rank(QUESTION, [passage], return_tokens=True)["evidence"][0]
+    assert item["input_tokens"] == 57 and item["tokens"][0]["attention"] > 0
+
+
 def test_saving_a_model_saves_its_processor(tiny_model_dir, tmp_path):
     from warrant_hf import AutoModelForEvidenceSelection
 

@@ -80,7 +80,7 @@ def as_ranked(answer: Any, passages: list, given: list, top_k: int | None, retur
 
 def _put_back(item, passage, given, return_tokens):
     """The evidence as `rank` has it: its own keys, then those of the passage, under other names where they collide."""
-    taken = set(_Evidence.model_fields)
+    taken = set(_Evidence.model_fields) | ({"tokens"} if return_tokens else set())
     # Only some selectors give a log_precision; a number of that name in the passage comes back from the others.
     pair = ("log_precision", "input_log_precision")
     comes_back = "log_precision" in given and all(item.get(name) == given.get(name) for name in pair)

@@ -218,7 +218,7 @@ def _result(question, passages, places, revoked, scores, lowest, tokens):
         if "precision" in scores:
             item["log_precision"] = None if position is None else float(scores["precision"][position])
         item["revoked"] = index in revoked
-        taken = item.keys() - {"id", "title", "text"}
+        taken = item.keys() - {"id", "title", "text"} | (set() if tokens is None else {"tokens"})
         item |= {f"input_{key}" if key in taken else key: value for key, value in known.items()}
         if tokens is not None:
             item["tokens"] = _in_fields(tokens.get(position, []), known)
