@@ -119,6 +119,17 @@ def test_batching_does_not_change_the_output(cli, tmp_path):
             assert left["score"] == pytest.approx(right["score"], abs=1e-5)
 
 
+def test_a_row_for_which_nothing_was_found_has_its_result(cli, tiny_model, tmp_path):
+    rows = [{"question": QUESTION, "candidates": PASSAGES}, {"question": QUESTION, "passages": []}]
+    assert cli("select", "--jsonl", write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl").exit_code == 0
+    _, empty = read_lines(tmp_path / "out.jsonl")
+    expected = tiny_model.rank(QUESTION, [])
+    assert empty == {**rows[1], **{name: expected[name] for name in ("evidence", "mass", "answerability", "notes")}}
+    assert "the row has none" in one_sentence(
+        cli("select", "--jsonl", tmp_path / "in.jsonl", tmp_path / "new.jsonl", "--revoke", 0)
+    )
+
+
 @pytest.mark.parametrize("target", ["new.jsonl", "old.jsonl"])
 def test_a_bad_row_writes_nothing(cli, tmp_path, target):
     rows = [{"question": QUESTION, "candidates": PASSAGES}] * 2 + [{"question": QUESTION, "passages": [3]}]

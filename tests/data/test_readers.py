@@ -191,7 +191,7 @@ BAD_ROWS = {
     '{"id": "x", "question": "Q?", "candidates": [{"text": "a", "label": 2}]}': "`candidates[0].label` is 2",
     '{"id": "x", "question": "Q?", "candidates": [{"text": "a", "label": "1"}]}': '`candidates[0].label` is "1"',
     '{"id": "x", "question": "Q?", "candidates": [{"text": "a", "label": 1.0}]}': "`candidates[0].label` is 1.0",
-    '{"id": "x", "question": "Q?", "candidates": []}': "`candidates` is [], but it is empty",
+    '{"id": "x", "question": "Q?", "candidates": []}': "`candidates` is [], but it must hold at least one passage",
     '{"id": "x", "question": "Q?", "candidates": "text"}': '`candidates` is "text"',
     '{"id": "x", "question": "", "candidates": ["a"]}': '`question` is ""',
     '{"id": "x", "candidates": ["a"]}': "field `question` is missing",

@@ -96,7 +96,7 @@ def _file_to_file(
 
     def rows() -> Iterator[tuple[dict, EvidenceRow]]:
         for where, record in iter_records(source):
-            yield record, _checked(where, record, revoke)
+            yield record, _checked(where, record, revoke, may_be_empty=True)
 
     count = sum(1 for _ in rows())
     if not count:
@@ -174,8 +174,10 @@ def _scored(
             yield {**record, **{field: result[field] for field in RESULT_FIELDS}}
 
 
-def _checked(where: str, record: Any, revoke: list[int]) -> EvidenceRow:
-    row = validate_row(record, where=where, default_id=where)
+def _checked(where: str, record: Any, revoke: list[int], may_be_empty: bool = False) -> EvidenceRow:
+    row = validate_row(record, where=where, default_id=where, may_be_empty=may_be_empty)
+    if revoke and not row.candidates:
+        raise DataError(f"{where}: --revoke {revoke[0]} names no candidate; the row has none.")
     last = len(row.candidates) - 1
     for index in revoke:
         if index > last:

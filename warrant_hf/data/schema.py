@@ -11,7 +11,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -93,11 +101,11 @@ class EvidenceRow(BaseModel):
 
     @field_validator("candidates", mode="before")
     @classmethod
-    def _plain_strings_are_candidates(cls, value: Any) -> Any:
+    def _plain_strings_are_candidates(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, (list, tuple)):
             raise PydanticCustomError("candidates", "must be a list of passages")
-        if not value:
-            raise PydanticCustomError("candidates", "is empty: give at least one passage")
+        if not value and not (info.context or {}).get("may_be_empty"):
+            raise PydanticCustomError("candidates", "must hold at least one passage")
         for position, item in enumerate(value):
             if not isinstance(item, (str, Mapping, Candidate)):
                 # Raised here because a model-type error of pydantic would name our class instead of what is expected.
@@ -144,12 +152,12 @@ _REMEDIES = {
 }
 
 
-def validate_row(record: Any, *, where: str, default_id: str | None = None) -> EvidenceRow:
+def validate_row(record: Any, *, where: str, default_id: str | None = None, may_be_empty: bool = False) -> EvidenceRow:
     """One record (our own schema) as an `EvidenceRow`.
 
     `where` opens the message of a `DataError`, e.g. `rows.jsonl, line 3`. `passages` is read as `candidates` when the
     latter is absent, a list `labels` of the row as the labels of its candidates; a record without `id` gets
-    `default_id`.
+    `default_id`. With `may_be_empty` its list may be: a retriever has found nothing.
     """
     if isinstance(record, EvidenceRow):
         return record
@@ -166,7 +174,7 @@ def validate_row(record: Any, *, where: str, default_id: str | None = None) -> E
     if record.get("id") is None and default_id is not None:
         record["id"] = default_id
     try:
-        return EvidenceRow.model_validate(record)
+        return EvidenceRow.model_validate(record, context={"may_be_empty": may_be_empty})
     except ValidationError as error:
         raise DataError(f"{where}: {_sentence(error, list_name)}") from None
 
