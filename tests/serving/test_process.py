@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -61,6 +62,19 @@ def test_a_port_that_is_taken_is_one_sentence():
             listen("127.0.0.1", port)
     with pytest.raises(ValueError, match="give another --port or --host"):
         listen("192.0.2.1", 1)  # an address for documents, which no machine has
+
+
+def test_what_is_made_in_passing_comes_from_a_thread_that_has_ended():
+    from warrant_hf.serving.server import in_passing
+
+    made = in_passing(threading.current_thread)
+    assert made is not threading.current_thread() and not made.is_alive()
+    with pytest.raises(ValueError, match="no such model"):
+        in_passing(fail)
+
+
+def fail():
+    raise ValueError("no such model")
 
 
 def wait_until_ready(client):

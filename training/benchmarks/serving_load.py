@@ -6,8 +6,9 @@
 `load` puts the default checkpoint and a pairwise cross-encoder of sentence-transformers on the same encoder (its head
 untrained, which does not change its speed) behind the same server code, each in a process of its own, and has 1, 8
 and 32 clients send lists of 8 and 40 candidates, each client its next request as soon as it has its answer. Rounds of
-the two are interleaved. `soak` sends many requests, one in five of them bad, and compares each answer with that of
-`rank` in this process. Clients share the cores with the servers.
+the two are interleaved. `encoders` times nothing but the two encoders, on the tokens that they read for one request:
+the ratio that would be left if all else were free. `soak` sends many requests, one in five of them bad, and compares
+each answer with that of `rank` in this process. Clients share the cores with the servers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("all", "load", "soak"), default="all")
+    parser.add_argument("--part", choices=("all", "load", "encoders", "soak"), default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round, before its last answers")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
@@ -53,6 +54,8 @@ def main():
     arguments = parser.parse_args()
     if arguments.part in ("all", "load"):
         load(arguments)
+    if arguments.part in ("all", "encoders"):
+        encoders(arguments)
     if arguments.part in ("all", "soak"):
         soak(arguments)
 
@@ -69,6 +72,10 @@ class CrossEncoderRanker:
         from warrant_hf.modeling.base_weights import find_backbone
 
         self._model = CrossEncoder(find_backbone(ENCODER), num_labels=1, max_length=512, local_files_only=True)
+
+    @property
+    def encoder(self):
+        return self._model.model.base_model
 
     def rank_batch(self, questions, passages, **settings):
         import torch
@@ -90,12 +97,11 @@ class CrossEncoderRanker:
 def _serve(name, pipe):
     from warrant_hf.commands.loading import load_model
     from warrant_hf.serving import ServingLimits, create_app
-    from warrant_hf.serving.server import listen, run
+    from warrant_hf.serving.server import in_passing, listen, run
 
     limits = ServingLimits(request_seconds=300)
     with listen("127.0.0.1", 0) as bound:
-        ranker = load_model(None) if name == "selector" else CrossEncoderRanker()
-        ranker.rank_batch(["warm"], [["up"]])
+        ranker = in_passing(CrossEncoderRanker if name == "cross_encoder" else lambda: load_model(None))
         pipe.send(bound.getsockname()[1])
         run(create_app(ranker, name=name, limits=limits), bound, limits)
 
@@ -216,6 +222,55 @@ def load(arguments):
     write_json(arguments.out / "load.json", facts | {"cells": rows, "resident MiB": flat})
     write_text(arguments.out / "load.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
+
+
+def encoders(arguments, lists_of_each=20, rounds=9):
+    import torch
+    from comparison_runs import machine
+
+    from warrant_hf.commands.loading import load_model
+    from warrant_hf.evaluation.report import write_json, write_text
+
+    rankers = {"selector": load_model(None), "cross_encoder": CrossEncoderRanker()}
+    parts = {"selector": rankers["selector"].backbone, "cross_encoder": rankers["cross_encoder"].encoder}
+    lines = ["| candidates | selector: tokens with padding | s | cross-encoder: tokens with padding | s | ratio |"]
+    lines, cells = [*lines, "|---" * 6 + "|"], []
+    for size in arguments.candidates:
+        sent = lists(arguments.data, size)[:lists_of_each]
+        calls = {name: _calls(rankers[name], parts[name], sent) for name in SERVERS}
+        tokens = {name: sum(_tokens(*call) for call in calls[name]) / len(sent) for name in SERVERS}
+        seconds = {name: [] for name in SERVERS}
+        with torch.no_grad():
+            for number in range(-1, rounds):  # the first one warms up
+                for name in sorted(SERVERS, reverse=number % 2 == 0):
+                    began = time.perf_counter()
+                    for given, named in calls[name]:
+                        parts[name](*given, **named)
+                    if number >= 0:
+                        seconds[name].append((time.perf_counter() - began) / len(sent))
+        ratios = [theirs / ours for ours, theirs in zip(*seconds.values(), strict=True)]
+        shown = [f"{tokens[name]:.0f} | {np.median(seconds[name]):.4f}" for name in SERVERS]
+        spread = f"{np.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        lines.append(f"| {size} | {' | '.join(shown)} | {spread} |")
+        cells.append({"candidates": size, "tokens": tokens, "seconds": seconds, "ratios": ratios})
+    lines += ["", f"Mean of {lists_of_each} requests, median of {rounds} interleaved rounds [least, most]."]
+    write_json(arguments.out / "encoders.json", {"machine": machine(), "cells": cells})
+    write_text(arguments.out / "encoders.md", "\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def _calls(ranker, part, sent):
+    """What `part` of a ranker is called with while it ranks."""
+    calls = []
+    hook = part.register_forward_pre_hook(lambda module, *call: calls.append(call), with_kwargs=True)
+    for question, texts in sent:
+        ranker.rank_batch([question], [texts])
+    hook.remove()
+    return calls
+
+
+def _tokens(given, named):
+    return int((given[0] if given else named["input_ids"]).numel())
 
 
 def soak(arguments):

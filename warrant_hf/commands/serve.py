@@ -14,12 +14,12 @@ DEFAULT_NAME = "warrant-hf/default"
 def run(*, model: str | None, host: str, port: int, api_key: str | None, **bounds) -> None:
     """Serves until SIGTERM or SIGINT; `bounds` are fields of `ServingLimits`."""
     from ..serving import ServingLimits, create_app
-    from ..serving.server import listen
+    from ..serving.server import in_passing, listen
     from ..serving.server import run as serve
 
     limits = ServingLimits(**bounds)
     with listen(host, port) as bound:
-        selector = load_model(model)
+        selector = in_passing(lambda: load_model(model))
         selector.processor  # noqa: B018 (read now: a broken one is no surprise for the first client)
         app = create_app(selector, name=model or DEFAULT_NAME, limits=limits, api_key=api_key, facts=_facts(selector))
         address, number = bound.getsockname()[:2]

@@ -6,11 +6,26 @@ import logging
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import uvicorn
 from fastapi import FastAPI
 
 from .limits import ServingLimits
+
+Made = TypeVar("Made")
+
+
+def in_passing(make: Callable[[], Made]) -> Made:
+    """What `make` returns, or raises, in a thread that ends with it: for loading a model that another thread runs.
+
+    OpenMP keeps a team of threads for each thread that has ever computed. With more of them than cores, all teams
+    sleep at every barrier, where one alone would spin for a moment; a small model then ranks noticeably slower.
+    """
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(make).result()
 
 
 def listen(host: str, port: int) -> socket.socket:
