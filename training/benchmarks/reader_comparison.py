@@ -8,8 +8,8 @@
 
 HotpotQA with all ten passages of a question. `bases` takes encoder and readout out of the shipped selector (MiniLM-L6,
 trained on sentences of the same training questions, so that a small budget goes a long way) and re-expresses them for
-each reader; what a reader has beside them starts fresh, and so does the head of the cross-encoder, which gets the
-encoder alone. `tune` chooses each reader's learning rate on rows of DEV that the table does not use (those of TRAIN
+each reader; decoder and global attention start as copies of its layers. The cross-encoder gets the encoder and a fresh
+head. `tune` chooses each reader's learning rate on rows of DEV that the table does not use (those of TRAIN
 are known to the base), with one grid and one rule for all; `run` trains readers x seeds, two single-threaded processes
 side by side, skips what is finished, and scores MiniLM as it was published by cosine; `report` writes the table, with
 paired bootstrap intervals over questions. Abstention is measured on lists of eight, in which other passages of the
