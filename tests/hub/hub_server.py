@@ -176,7 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Whether this is to go wrong, which is then done.
 
         `upload` and `commit` are answered by 503 and 500, `cut` ends a download after 1000 bytes, `stall` holds it
-        there, `corrupt` changes a byte of a large file and `short` leaves out its last ones.
+        after 20,000, which is more than a client's buffer takes, `corrupt` changes a byte of a large file and `short`
+        leaves out its last ones.
         """
         with self.server.lock:
             left = self.server.faults.get(fault, 0)
@@ -360,8 +361,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.fails("short"):
             content = content[:-100]
         cut = None
-        if self.command == "GET" and (self.fails("cut") or self.server.faults.get("stall")):
-            cut = 1000
+        if self.command == "GET":
+            cut = 1000 if self.fails("cut") else 20_000 if self.server.faults.get("stall") else None
         self.send_part(content, cut=cut, ETag=f'"{oid}"')
 
     def send_part(self, content, cut=None, **headers):
