@@ -74,7 +74,7 @@ def test_cached_states_give_what_the_selector_gives(name, base, rows, cached):
         candidate_lists=batch["candidate_lists"],
     )
     part = selector.readout(**batch)
-    torch.testing.assert_close(part.logits, whole.logits, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(part.logits, whole.logits, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(part.loss, whole.loss, atol=2e-5, rtol=1e-4)
     expected = predict(selector, rows, 4)
     for one, other in zip(predict_cached(selector.readout, cached, rows), expected, strict=True):
