@@ -27,6 +27,7 @@ import numpy as np
 
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SERVERS = ("selector", "cross_encoder")
+ENCODER_LISTS, ENCODER_ROUNDS = 20, 9
 # What is sent besides good requests: the body, and the status that is its answer.
 BAD = (
     (b"{", 400),
@@ -224,7 +225,7 @@ def load(arguments):
     print("\n".join(lines))
 
 
-def encoders(arguments, lists_of_each=20, rounds=9):
+def encoders(arguments):
     import torch
     from comparison_runs import machine
 
@@ -236,12 +237,12 @@ def encoders(arguments, lists_of_each=20, rounds=9):
     lines = ["| candidates | selector: tokens with padding | s | cross-encoder: tokens with padding | s | ratio |"]
     lines, cells = [*lines, "|---" * 6 + "|"], []
     for size in arguments.candidates:
-        sent = lists(arguments.data, size)[:lists_of_each]
+        sent = lists(arguments.data, size)[:ENCODER_LISTS]
         calls = {name: _calls(rankers[name], parts[name], sent) for name in SERVERS}
         tokens = {name: sum(_tokens(*call) for call in calls[name]) / len(sent) for name in SERVERS}
         seconds = {name: [] for name in SERVERS}
         with torch.no_grad():
-            for number in range(-1, rounds):  # the first one warms up
+            for number in range(-1, ENCODER_ROUNDS):  # the first one warms up
                 for name in sorted(SERVERS, reverse=number % 2 == 0):
                     began = time.perf_counter()
                     for given, named in calls[name]:
@@ -253,7 +254,7 @@ def encoders(arguments, lists_of_each=20, rounds=9):
         spread = f"{np.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
         lines.append(f"| {size} | {' | '.join(shown)} | {spread} |")
         cells.append({"candidates": size, "tokens": tokens, "seconds": seconds, "ratios": ratios})
-    lines += ["", f"Mean of {lists_of_each} requests, median of {rounds} interleaved rounds [least, most]."]
+    lines += ["", f"Mean of {ENCODER_LISTS} requests, median of {ENCODER_ROUNDS} interleaved rounds [least, most]."]
     write_json(arguments.out / "encoders.json", {"machine": machine(), "cells": cells})
     write_text(arguments.out / "encoders.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
