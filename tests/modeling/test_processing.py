@@ -77,6 +77,36 @@ def test_long_question_is_cut_and_reported(tokenizers):
     assert encoded.notes == ["The question has 40 tokens; only its first 16 were read."]
 
 
+@pytest.mark.parametrize("name", TOKENIZER_NAMES)
+def test_longer_windows_take_more_candidates_and_split_none_differently(tokenizers, name):
+    passages = ["ab " * length for length in (3, 40, 5, 90, 2, 7, 11, 30, 1)]
+    short, long = (
+        EvidenceProcessor(tokenizers[name](), 64, 20, window_length=length).encode([QUESTION], [passages])[0]
+        for length in (None, 150)
+    )
+    for encoded, limit in ((short, 64), (long, 150)):
+        check_windows(EvidenceProcessor(tokenizers[name]()), encoded, limit)
+    assert long.input_ids.shape[0] < short.input_ids.shape[0] and long.input_ids.shape[1] > 64
+    assert long.item_candidates.tolist() == short.item_candidates.tolist() and long.notes == short.notes
+    items = [
+        [encoded.input_ids[encoded.segment_ids == item + 1].tolist() for item in range(len(encoded.item_candidates))]
+        for encoded in (short, long)
+    ]
+    assert items[0] == items[1]
+
+
+def test_scores_are_the_same_in_windows_of_any_length(tiny_model, tokenizers):
+    tokenizer = tiny_model.processor.tokenizer
+    passages = [f"{at} " + "ab " * length for at in range(6) for length in (3, 40, 5, 90, 2, 7, 11, 30, 1)]
+    scores = []
+    for length in (None, 150, 900):  # the last is longer than the positions of the encoder reach
+        tiny_model.processor = EvidenceProcessor(tokenizer, 64, 20, window_length=length)
+        found = tiny_model.rank(QUESTION, passages)["evidence"]
+        scores.append([item["score"] for item in sorted(found, key=lambda item: item["index"])])
+    assert tiny_model.processor.encode([QUESTION], [passages])[0].input_ids.shape[1] > tiny_model.longest_input()
+    assert scores[1] == pytest.approx(scores[0], abs=1e-5) and scores[2] == pytest.approx(scores[0], abs=1e-5)
+
+
 def test_tokenizer_limit_wins_over_max_length(tokenizers):
     tokenizer = tokenizers["character"]()
     tokenizer.model_max_length = 40
@@ -248,6 +278,11 @@ def test_bad_settings(tokenizers):
         EvidenceProcessor(tokenizer, max_length=64)
     with pytest.raises(ValueError, match="max_question_tokens is 0"):
         EvidenceProcessor(tokenizer, max_question_tokens=0)
+    for wrong in ({"window_length": 0}, {"window_length": 384, "packing": "single"}):
+        with pytest.raises(
+            ValueError, match=f"window_length is {wrong['window_length']} with packing '.*'; give 1 or"
+        ):
+            EvidenceProcessor(tokenizer, 64, 20, **wrong)
     with pytest.raises(ValueError, match="2 for 1 passage lists"):
         EvidenceProcessor(tokenizer).encode(["a", "b"], [["c"]])
     without = tokenizers["byte"]()

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import pytest
 
@@ -56,6 +57,17 @@ def test_the_first_one_waits_for_company(tiny_model):
     submit(line, 1, 1, 1)
     line.close()
     assert seen == [(3, 3)]
+
+
+def test_who_asks_alone_does_not_wait(tiny_model):
+    line, seen = batcher(tiny_model, batch_wait_ms=2_000)
+    submit(line, 1)[0].answer.result(10)
+    began = time.monotonic()
+    for _ in range(3):
+        submit(line, 1)[0].answer.result(10)
+    assert time.monotonic() - began < 2
+    line.close()
+    assert seen == [(1, 1)] * 4
 
 
 def test_only_the_one_to_blame_fails(tiny_model):

@@ -7,7 +7,8 @@
 untrained, which does not change its speed) behind the same server code, each in a process of its own, and has 1, 8
 and 32 clients send lists of 8 and 40 candidates, each client its next request as soon as it has its answer. Rounds of
 the two are interleaved. `encoders` times nothing but the two encoders, on the tokens that they read for one request:
-the ratio that would be left if all else were free. `soak` sends many requests, one in five of them bad, and compares
+the ratio that would be left if all else were free. `windows` times `rank` for different lengths of the windows that
+candidates share. `soak` sends many requests, one in five of them bad, and compares
 each answer with that of `rank` in this process. Clients share the cores with the servers.
 """
 
@@ -28,6 +29,7 @@ import numpy as np
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SERVERS = ("selector", "cross_encoder")
 ENCODER_LISTS, ENCODER_ROUNDS = 20, 9
+WINDOWS = (256, 320, 384, 512)
 # What is sent besides good requests: the body, and the status that is its answer.
 BAD = (
     (b"{", 400),
@@ -46,7 +48,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", choices=("all", "load", "encoders", "soak"), default="all")
+    parser.add_argument("--part", choices=("all", "load", "encoders", "windows", "soak"), default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="of a round, before its last answers")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
@@ -57,6 +59,8 @@ def main():
         load(arguments)
     if arguments.part in ("all", "encoders"):
         encoders(arguments)
+    if arguments.part in ("all", "windows"):
+        windows(arguments)
     if arguments.part in ("all", "soak"):
         soak(arguments)
 
@@ -257,6 +261,40 @@ def encoders(arguments):
     lines += ["", f"Mean of {ENCODER_LISTS} requests, median of {ENCODER_ROUNDS} interleaved rounds [least, most]."]
     write_json(arguments.out / "encoders.json", {"machine": machine(), "cells": cells})
     write_text(arguments.out / "encoders.md", "\n".join(lines) + "\n")
+    print("\n".join(lines))
+
+
+def windows(arguments):
+    from comparison_runs import machine
+
+    from warrant_hf.commands.loading import load_model
+    from warrant_hf.evaluation.report import write_json, write_text
+
+    selector = load_model(None)
+    lines = ["| candidates | tokens in a window, at most | windows | tokens with padding | s |", "|---" * 5 + "|"]
+    cells = []
+    for size in arguments.candidates:
+        sent = lists(arguments.data, size)[:ENCODER_LISTS]
+        seconds = {length: [] for length in WINDOWS}
+        for number in range(-1, ENCODER_ROUNDS):  # the first one warms up
+            for length in WINDOWS[:: 1 if number % 2 else -1]:
+                selector.processor.window_length = length
+                began = time.perf_counter()
+                for question, texts in sent:
+                    selector.rank_batch([question], [texts])
+                if number >= 0:
+                    seconds[length].append((time.perf_counter() - began) / len(sent))
+        for length in WINDOWS:
+            selector.processor.window_length = length
+            packed = [selector.processor.encode([question], [texts])[0].input_ids for question, texts in sent]
+            mean = {"windows": np.mean([len(ids) for ids in packed]), "tokens": np.mean([ids.size for ids in packed])}
+            shown = f"{np.median(seconds[length]):.4f} [{min(seconds[length]):.4f}, {max(seconds[length]):.4f}]"
+            lines.append(f"| {size} | {length} | {mean['windows']:.2f} | {mean['tokens']:.0f} | {shown} |")
+            figures = {key: float(value) for key, value in mean.items()}
+            cells.append({"candidates": size, "length": length, **figures, "seconds": seconds[length]})
+    lines += ["", f"Mean of {ENCODER_LISTS} requests, median of {ENCODER_ROUNDS} interleaved rounds [least, most]."]
+    write_json(arguments.out / "windows.json", {"machine": machine(), "cells": cells})
+    write_text(arguments.out / "windows.md", "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -15,6 +15,9 @@ logger = logging.get_logger(__name__)
 
 # Encoders that cannot take a token-by-token mask, so that candidates cannot be kept apart inside one window.
 _JOINT_ONLY = {"deberta", "deberta-v2"}
+# Tokens of a window of isolated candidates: shorter ones repeat the question, longer ones the attention to what they
+# must not see. `training/benchmarks/serving_load.py --part windows` times it.
+_SHARED_WINDOW = 384
 
 
 class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
@@ -86,6 +89,8 @@ class WarrantEncoderForEvidenceSelection(WarrantPreTrainedModel):
 
     def processor_settings(self) -> dict:
         settings = super().processor_settings()
+        if self.config.packing == "isolated":
+            settings["window_length"] = _SHARED_WINDOW
         return settings | {"packing": "pair"} if self._reads_elsewhere() else settings
 
     def _reads_elsewhere(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Real
 
 import numpy as np
@@ -53,6 +54,7 @@ class EvidenceProcessor(ProcessorMixin):
     Args:
         tokenizer: any fast tokenizer with a separator or end token.
         max_length (`int`): tokens in a window, question included; the tokenizer's `model_max_length` if that is less.
+            A candidate that is longer is split.
         max_question_tokens (`int`): a longer question is cut at its end, which is reported; half a window at most.
         packing (`str`): `"shared"` puts as many candidates into a window as fit; `"single"` gives each a window of its
             own (Fusion-in-Decoder), and so does `"pair"`, with the special tokens that the tokenizer puts around two
@@ -60,6 +62,10 @@ class EvidenceProcessor(ProcessorMixin):
         answers (`bool`): the model is trained on answers too; [`EvidenceCollator`] adds them.
         features (`list[str]`, *optional*): keys of a passage (nested ones by dots, `"source.reliability"`) whose
             numbers are handed to the model as `candidate_features`; every passage must have them.
+        window_length (`int`, *optional*): tokens in a window that several candidates share, where that is more than
+            `max_length`. For a model in which they do not see each other and each has the positions that it would have
+            alone behind the question (`packing="isolated"`): scores are the same in windows of any length, and the
+            question is read once for more candidates.
     """
 
     attributes = ["tokenizer"]
@@ -73,6 +79,7 @@ class EvidenceProcessor(ProcessorMixin):
         packing: str = "shared",
         answers: bool = False,
         features: list[str] | None = None,
+        window_length: int | None = None,
         **kwargs,
     ):
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
@@ -88,7 +95,13 @@ class EvidenceProcessor(ProcessorMixin):
             )
         if packing not in PACKINGS:
             raise ValueError(f"packing is {packing!r}; choose one of {', '.join(map(repr, PACKINGS))}.")
+        if window_length is not None and (packing != "shared" or window_length < 1):
+            raise ValueError(
+                f"window_length is {window_length} with packing {packing!r}; give 1 or more for packing 'shared', or "
+                "leave it out."
+            )
         self.max_length, self.max_question_tokens = max_length, max_question_tokens
+        self.window_length = window_length
         self.packing, self.answers, self.features = packing, answers, features
         super().__init__(tokenizer, **kwargs)
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -230,10 +243,10 @@ class EvidenceProcessor(ProcessorMixin):
             return_offsets_mapping=True,
             verbose=False,
         )
-        return [
-            (self._as_text(np.array(ids, dtype=np.int64)), np.array(offsets, dtype=np.int64).reshape(-1, 2))
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"])
-        ]
+        ids, offsets = (list(chain.from_iterable(encoded[name])) for name in ("input_ids", "offset_mapping"))
+        ids, offsets = self._as_text(np.array(ids, np.int64)), np.array(offsets, np.int64).reshape(-1, 2)
+        ends = np.cumsum([len(text) for text in encoded["input_ids"]])[:-1]
+        return list(zip(np.split(ids, ends), np.split(offsets, ends)))
 
     def _as_text(self, ids):
         # A vocabulary of whole words or sentence pieces can hold the special tokens as ordinary pieces.
@@ -269,6 +282,7 @@ class EvidenceProcessor(ProcessorMixin):
                     (np.append(ids_part, end), np.vstack([offsets_part, np.zeros((len(end), 2), dtype=np.int64)]))
                 )
                 owners.append(at)
+        room = max(limit, self.window_length or 0) - len(head)
         # Next-fit in input order, with windows closed early so that they come out about equally long: a row is padded
         # to its longest window.
         total = sum(len(ids) for ids, _ in pieces)

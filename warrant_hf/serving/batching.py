@@ -77,6 +77,7 @@ class Batcher:
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._in_company = True  # whether the last batch had several jobs; the first one may
         self._seconds_each = 0.0  # of a candidate, lately
         self._thread = threading.Thread(target=self._work, name="warrant-batcher", daemon=True)
         self._thread.start()
@@ -124,6 +125,7 @@ class Batcher:
 
     def _work(self) -> None:
         while (batch := self._gather()) is not None:
+            self._in_company = len(batch) > 1
             began, candidates = time.monotonic(), sum(job.candidates for job in batch)
             kinds: dict[tuple, list[Job]] = {}
             for job in batch:
@@ -145,7 +147,8 @@ class Batcher:
                 self._changed.wait()
             batch = [self._waiting.popleft()]
             candidates, characters = batch[0].candidates, batch[0].characters
-            until = batch[0].arrived + self._limits.batch_wait_ms / 1000
+            # Somebody who asks alone, one question after the other, would wait each time for nobody.
+            until = batch[0].arrived + (self._limits.batch_wait_ms / 1000 if self._in_company else 0)
             while True:
                 while self._waiting:
                     candidates += self._waiting[0].candidates

@@ -17,7 +17,8 @@ class ServingLimits:
         request_seconds (`float`): how long a body may take to arrive, and how long its answer may take after that.
         batch_candidates (`int`), batch_characters (`int`): what is read at one time. A request that is larger than
             either is read alone.
-        batch_wait_ms (`float`): milliseconds that the first request of a batch waits for company.
+        batch_wait_ms (`float`): milliseconds that the first request of a batch waits for company, unless the batch
+            before it was one request.
 
     Raises:
         ValueError: a bound that is not above 0.
