@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
 
@@ -116,21 +116,11 @@ class EvidenceTrainingArguments(TrainingArguments):
     )
 
 
-class _Uncalibrated(TrainerCallback):
-    """Takes the calibration of the answerability out of a config: it is of weights that will not be these."""
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        config = getattr(model, "config", None)  # that of the selector, also behind PEFT
-        if getattr(config, "answerability_calibration", None) is not None:
-            config.answerability_calibration = None
-
-
 class EvidenceTrainer(Trainer):
     """A `Trainer` with its own learning rate for readout and gate, and the metrics of evidence selection.
 
     What it pushes to the Hub (`push_to_hub=True`, or the method) has the modeling code with it, as what `push_to_hub`
-    of the model uploads. Checkpoints of a run that pushes nothing have none. Where training starts, the config's
-    `answerability_calibration` becomes `None`.
+    of the model uploads. Checkpoints of a run that pushes nothing have none.
 
     Args:
         model, args ([`EvidenceTrainingArguments`]), train_dataset, eval_dataset: as in `Trainer`; data sets of rows
@@ -154,7 +144,6 @@ class EvidenceTrainer(Trainer):
             preprocess_logits_for_metrics=scores_only,
             **kwargs,
         )
-        self.add_callback(_Uncalibrated())
 
     def init_hf_repo(self, token=None, private=None):
         """As in `Trainer`; raises an `OSError` of one sentence if the Hub refuses."""

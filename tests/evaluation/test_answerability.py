@@ -8,10 +8,11 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from scipy.special import expit
+from transformers import Trainer
 from typer.testing import CliRunner
 
 from tests.test_trainer import ROWS, arguments
-from warrant_hf import AutoModelForEvidenceSelection, EvidenceTrainer, WarrantEncoderConfig
+from warrant_hf import AutoModelForEvidenceSelection, EvidenceCollator, EvidenceTrainer, WarrantEncoderConfig
 from warrant_hf.commands.calibrate import list_pairs
 from warrant_hf.evaluation.answerability import FEWEST, fit_answerability
 from warrant_hf.evaluation.calibration import expected_calibration_error
@@ -263,13 +264,16 @@ def test_config_takes_no_other_calibration(value, words):
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "peft"])
-def test_training_clears_the_calibration(tiny_model_dir, tmp_path, wrapped):
+@pytest.mark.parametrize("kind", [EvidenceTrainer, Trainer])
+def test_training_clears_the_calibration(tiny_model_dir, tmp_path, wrapped, kind):
     model = AutoModelForEvidenceSelection.from_pretrained(tiny_model_dir)
     processor, model.config.answerability_calibration = model.processor, CALIBRATION
     if wrapped:
         model = get_peft_model(model, LoraConfig(target_modules=["query"], modules_to_save=["readout"]))
-    trainer = EvidenceTrainer(model, arguments(tmp_path), train_dataset=ROWS, processing_class=processor)
-    assert model.config.answerability_calibration == CALIBRATION
+    data = {"train_dataset": ROWS, "data_collator": EvidenceCollator(processor)}
+    trainer = kind(model, arguments(tmp_path), **data)
+    model.eval()(**EvidenceCollator(processor)(ROWS))
+    assert model.config.answerability_calibration == CALIBRATION, "a loss alone changes no weights"
     trainer.train()
     selector = model.get_base_model() if wrapped else model
     selector.config.save_pretrained(tmp_path)

@@ -212,6 +212,9 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
             candidate_mask (`[B, C]`, bool): which candidates exist.
             labels, candidate_lists, permission_override, candidate_features: see [`EvidenceReadout.score`].
 
+        With labels in training mode, the config's `answerability_calibration` becomes `None`: it is of weights that
+        will not be these.
+
         Raises:
             ValueError: shapes that do not fit each other, or a window too long for the backbone.
         """
@@ -237,6 +240,8 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
                 f"The readout is in {precision}, but it works in float32 only; load the model with "
                 "from_pretrained(..., dtype=...), which keeps it so, instead of casting it."
             )
+        if labels is not None and self.training and self.config.answerability_calibration is not None:
+            self.config.answerability_calibration = None
         readout = {
             "labels": labels,
             "candidate_lists": candidate_lists,
