@@ -174,6 +174,7 @@ def test_only_line_feed_ends_a_line(tmp_path):
 
 
 BAD_ROWS = {
+    '{"id": "x", "question": "Q?", "question": "P?", "candidates": []}': "not JSON (the key 'question' stands twice",
     '{"id": "x", "question": "Q?", "candidates": ["a"], "w": NaN}': "not JSON (NaN is no JSON number, write null)",
     '{"id": "x", "question": "Q?", "candidates": [{"text": "a", "w": -Infinity}]}': "-Infinity is no JSON number",
     '{"id": "x", "question": "Q?", "candidates": ["a"], "w": 1e999}': "not JSON (a number is too large)",

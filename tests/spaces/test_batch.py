@@ -44,7 +44,7 @@ def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, t
 
 
 def test_a_summary_says_what_labels_and_calibration_allow():
-    rows = [[1, "a", "q", "best", 0.5, 0.7, missed, 0, 0] for missed in (2, 0, "")]
+    rows = [[1, "a", "q", "best", 0.5, 0.7, missed, 0, 0, ""] for missed in (2, 0, "")]
     both = batch.Batch(3, rows, answerable=1)
     assert both.summary() == "1 of 2 with labelled evidence missed some, 1 of 3 judged answerable."
     assert batch.Batch(1, rows[2:], answerable=0).summary() == "0 of 1 judged answerable."
@@ -79,9 +79,22 @@ def test_a_stopped_batch_keeps_what_it_has(selector, rows_file, tmp_path):
 
 
 def test_a_table_is_no_program():
-    done = batch.Batch(1, [[1, "=1+1", "-q", "@x", 0.5, 0.5, "", 0, 0]])
+    done = batch.Batch(1, [[1, "=1+1", "-q", "@x", 0.5, 0.5, "", 0, 0, ""]])
     head, row = csv.reader(io.StringIO(batch.table_file(done).decode()))
     assert tuple(head) == batch.HEADERS and row[:5] == ["1", "'=1+1", "'-q", "'@x", "0.5"]
+
+
+def test_a_table_is_read_again_as_it_was():
+    rows = [[1, "a\rb", 'q "quoted"\r\nand, more\r', "x\ny", 0.5, 0.25, "", 0, 2, "note"]]
+    head, row = csv.reader(io.StringIO(batch.table_file(batch.Batch(1, rows)).decode(), newline=""))
+    assert tuple(head) == batch.HEADERS and row == [str(cell) for cell in rows[0]]
+
+
+def test_what_was_cut_or_split_is_noted(selector, tmp_path):
+    file = tmp_path / "long.jsonl"
+    file.write_text('{"question": "' + "why " * 200 + '?", "candidates": ["a", "b"]}\n')
+    (row,) = finished(selector, file).rows
+    assert len(row) == len(batch.HEADERS) and "only its first" in row[batch.HEADERS.index("notes")]
 
 
 @pytest.mark.parametrize(

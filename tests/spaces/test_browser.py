@@ -137,6 +137,20 @@ def test_a_slider_moves_by_keyboard(page, tiny_model, overridden):
     cells(panel, "Passage 1: People of Brandt", f"{shown(learned(tiny_model)[0]['score'])} → {shown(logits[0])}")
 
 
+@pytest.mark.parametrize("typed, kept", [("7", "1"), ("-1", "0")])
+def test_a_number_beyond_the_ends_of_a_slider_is_its_end(page, tiny_model, overridden, typed, kept):
+    panel = tab(page, "Intervene")
+    box = panel.get_by_label("number input for Passage 2: Census")
+    box.fill(typed)
+    box.blur()
+    logits = overridden(tiny_model, QUESTION, PASSAGES, (None, float(kept), None, None)).logits[0].tolist()
+    before = learned(tiny_model)[1]["score"]
+    cells(panel, "Passage 2: Census", f"{shown(before)} → {shown(logits[1])}")
+    expect(box).to_have_value(kept)
+    closes = expect(panel.get_by_label("Close Passage 2: Census"))
+    closes.to_be_checked() if kept == "0" else closes.not_to_be_checked()
+
+
 def test_masking_copying_and_swapping(page, tiny_model):
     panel = tab(page, "Intervene")
     panel.get_by_text("Change the input").click()
@@ -232,6 +246,20 @@ def test_comparing(page, tiny_fid):
     expect(panel.get_by_text("B: tiny fid")).to_be_visible()
     item = next(item for item in tiny_fid.rank(QUESTION, PASSAGES)["evidence"] if item["title"] == "Census")
     cells(panel, "Census", f"{item['probability']:.3f}")
+
+
+def test_a_comparison_opened_while_another_list_is_ranked_is_of_that_list(fresh):
+    panel = tab(fresh, "Compare")
+    expect(panel.get_by_text("4 passages, tiny")).to_be_visible()
+    panel = tab(fresh, "Select")
+    expect(panel.locator(".eg-asked")).to_contain_text(QUESTION)
+    panel.get_by_label("Model").click()
+    fresh.get_by_role("option", name="slow", exact=True).click()
+    panel.get_by_role("textbox", name="Question").fill("who keeps count?")
+    panel.get_by_role("button", name="Rank").click()
+    panel = tab(fresh, "Compare")
+    expect(panel.get_by_text("who keeps count? 4 passages, slow")).to_be_visible()
+    expect(panel.get_by_role("row")).to_have_count(5)
 
 
 def test_answers_before_and_after(fresh, tiny_fid):

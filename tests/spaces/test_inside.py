@@ -101,7 +101,7 @@ def test_attention_and_effective_share_a_scale(tiny_model):
 
 
 def test_files_of_a_result_can_be_read_again(tiny_model):
-    passages = [{"title": HOSTILE, "text": HOSTILE}, *TEXTS]
+    passages = [{"title": HOSTILE, "text": HOSTILE}, {"text": "\ufffe and \uffff and \x00"}, *TEXTS]
     result = tiny_model.rank(QUESTION, passages, return_tokens=True)
     picture = Image.open(io.BytesIO(figure.heatmap_file(result, "png")))
     assert picture.format == "PNG" and picture.width > 800
@@ -128,6 +128,12 @@ def test_a_model_without_permission_says_so(tiny_model):
 def test_verdicts(attention, permission, expected):
     found = verdict({"attention": attention, "permission": permission}, 2)
     assert (found and found[0]) == expected
+
+
+@pytest.mark.parametrize("count", [*range(1, 33), 128])
+def test_equal_passages_are_read_with_an_even_share(tiny_model, count):
+    result = tiny_model.rank(QUESTION, ["ada was born in york."] * count)
+    assert {verdict(item, count)[0] for item in result["evidence"]} <= {"counts", "blocked"}
 
 
 def test_a_long_text_is_folded_and_not_cut(tiny_model):

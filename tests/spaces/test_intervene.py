@@ -1,5 +1,6 @@
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from warrant_hf.space.inputs import MAX_PASSAGES, read_passage_list  # noqa: E40
 from warrant_hf.space.intervene import Edit, read_edit  # noqa: E402
 from warrant_hf.space.page import Page  # noqa: E402
 from warrant_hf.space.selectors import Selectors  # noqa: E402
+from warrant_hf.space.sessions import Asked  # noqa: E402
 
 LISTED = read_passage_list(PASSAGES)
 LEARNED = (None,) * len(LISTED)
@@ -161,10 +163,19 @@ def test_a_comparison_says_which_finds_enough_only_where_that_is_calibrated(sele
 
 def test_the_page_knows_what_differs_between_two_views(selectors, tmp_path):
     page = Page(selectors, str(tmp_path))
-    asked = ("tiny", QUESTION, LISTED)
-    assert "Only the gates differ." in page.compare(asked, "tiny", "tiny, all gates open")
-    assert "Only the gates differ." not in page.compare(asked, "tiny", "tiny fid")
-    assert "Only the gates differ." not in page.compare(asked, "tiny", "tiny")
+    asked = Asked(1, "tiny", QUESTION, LISTED), 1, SimpleNamespace(session_hash="a")
+    assert "Only the gates differ." in page.compare(*asked, "tiny", "tiny, all gates open")[1]
+    assert "Only the gates differ." not in page.compare(*asked, "tiny", "tiny fid")[1]
+    assert "Only the gates differ." not in page.compare(*asked, "tiny", "tiny")[1]
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 3), (2, 4)])
+def test_equal_passages_rank_as_in_rank_whatever_is_closed(selectors, tiny_model, closed):
+    texts = ["low tide was formed in bergen.", "leeds is a city.", *["low tide was formed in bergen."] * 3]
+    passages = read_passage_list(texts)
+    ours = selectors["tiny"].rank(QUESTION, passages, tuple(0.0 if at in closed else None for at in range(5)))
+    theirs = tiny_model.rank(QUESTION, texts, revoke=list(closed))
+    assert [item["index"] for item in ours["evidence"]] == [item["index"] for item in theirs["evidence"]]
 
 
 @pytest.mark.parametrize("name", ["other", "../tiny", "", 3, None, "tiny, all gates open, all gates open"])
@@ -203,7 +214,8 @@ def test_a_question_is_read_once_for_all_tabs(tiny_model, tmp_path):
     counted = Counted(tiny_model)
     page = Page(Selectors({"tiny": counted}), str(tmp_path))
     rows = [[passage.get("title", ""), passage["text"]] for passage in PASSAGES]
-    asked = page.rank("tiny", QUESTION, rows)[0]
-    page.compare(asked, "tiny", "tiny")
-    page.files(asked)
+    request = SimpleNamespace(session_hash="a")
+    asked, number, *_ = page.rank("tiny", QUESTION, rows, request)
+    page.compare(asked, number, request, "tiny", "tiny")
+    page.files(asked, number, request)
     assert counted.ranked == 1

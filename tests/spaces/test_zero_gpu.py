@@ -5,6 +5,7 @@ import importlib
 import pickle
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from warrant_hf.space import batch, uploads, zero_gpu  # noqa: E402
 from warrant_hf.space.api import Api  # noqa: E402
 from warrant_hf.space.page import Page  # noqa: E402
 from warrant_hf.space.selectors import Selectors  # noqa: E402
+from warrant_hf.space.sessions import Asked  # noqa: E402
 
 ROWS = [[passage.get("title", ""), passage["text"]] for passage in PASSAGES]
 
@@ -70,18 +72,19 @@ def hardware(monkeypatch, tiny_model, tiny_fid):
 def handlers(selectors, cache):
     """Every way that leads to a model, from the page and from its endpoints."""
     api, page = Api(selectors), Page(selectors, str(cache))
-    asked = ("tiny fid", QUESTION, tuple((title or None, text) for title, text in ROWS))
+    request = SimpleNamespace(session_hash="a")
+    asked = Asked(0, "tiny fid", QUESTION, tuple((title or None, text) for title, text in ROWS))
     sliders = [0.25, *page._learned(asked)[1:], *[0] * 28]
-    edited = (asked, [1], [2], [], [], *sliders)
+    edited = (asked, 0, request, [1], [2], [], [], *sliders)
     return {
         "select": lambda: api.select(QUESTION, PASSAGES),
         "revoke": lambda: api.revoke(QUESTION, PASSAGES, [0]),
         "intervene": lambda: api.intervene(QUESTION, PASSAGES, [0.5, None, 0, None], [3], [0], [], "tiny fid"),
         "compare": lambda: api.compare(QUESTION, PASSAGES, "tiny", "tiny fid, all gates open"),
-        "rank on the page": lambda: shown(page.rank("tiny", QUESTION, ROWS)),
+        "rank on the page": lambda: shown(page.rank("tiny", QUESTION, ROWS, request)),
         "close on the page": lambda: shown(page.close(*edited)),
         "answers": lambda: page.answers(*edited),
-        "compare on the page": lambda: page.compare(asked, "tiny", "tiny, all gates open"),
+        "compare on the page": lambda: page.compare(asked, 0, request, "tiny", "tiny, all gates open"),
     }
 
 

@@ -39,9 +39,11 @@ def build(models) -> gr.Blocks:
         for endpoint in (api.select, api.revoke, api.intervene, api.compare):
             gr.api(endpoint, api_name=endpoint.__name__, concurrency_id="model", concurrency_limit=2)
         page = Page(selectors, blocks.GRADIO_CACHE)
-        asked = gr.State(None, time_to_live=_LONGEST_SESSION)
+        # What was asked last, as the server knows it, and the number of what the browser shows.
+        asked = [gr.State(None, time_to_live=_LONGEST_SESSION), gr.Number(0, visible=False)]
+        opened = gr.State("Select", time_to_live=_LONGEST_SESSION)
         gr.HTML(TITLE)
-        with gr.Tabs():
+        with gr.Tabs() as tabs:
             with gr.Tab("Select"):
                 inputs, ranked, start = _select(page, selectors)
             with gr.Tab("Look inside"):
@@ -49,14 +51,17 @@ def build(models) -> gr.Blocks:
             with gr.Tab("Intervene"):
                 edited, intervene_about = _intervene(page, asked)
             with gr.Tab("Compare") as tab:
-                compare_about = _compare(page, selectors, asked, tab)
+                views, compared = _compare(page, selectors, asked, tab)
             with gr.Tab("Batch"):
                 _batch(page, selectors)
             with gr.Tab("About"):
                 _about(selectors)
-        shown = [asked, *ranked, *looked, inside_about, intervene_about, compare_about, *edited]
+        tabs.select(page.opened, None, opened, queue=False, show_progress="hidden", **_PLAIN)
+        shown = [*asked, *ranked, *looked, inside_about, intervene_about, *compared, *edited]
         for event in (*start, blocks.load):
-            event(page.rank, inputs, shown, **_MODEL)
+            event(page.rank, inputs, shown, **_MODEL).success(
+                page.compare, [*asked, *views, opened], compared, show_progress="hidden", **_MODEL
+            )
     return blocks.queue(max_size=32, default_concurrency_limit=2, api_open=False)
 
 
@@ -136,11 +141,11 @@ def _select(page, selectors):
                 load = gr.Button("Put the row into the table")
                 loaded = gr.Markdown()
         with gr.Column(scale=1, min_width=320):
-            headline, gauge, cards = (gr.HTML(padding=False) for _ in range(3))
+            ranked = [gr.HTML(padding=False) for _ in range(4)]
     paste.click(page.paste, text, passages, **_PLAIN)
     load.click(page.load, [file, number], [question, passages, loaded], **_PLAIN)
     start = (button.click, question.submit, examples.load_input_event.then)
-    return [model, question, passages], [headline, gauge, cards], start
+    return [model, question, passages], ranked, start
 
 
 def _inside(page, asked):
@@ -175,15 +180,19 @@ def _intervene(page, asked):
             told, table, gauge = gr.HTML(), gr.HTML(), gr.HTML()
             answer = gr.Button("Answer before and after", visible=False)
             answers = gr.HTML()
-    settings = [asked, closed, masked, copied, swapped, *sliders]
+    settings = [*asked, closed, masked, copied, swapped, *sliders]
     views = [told, table, gauge]
     everything = [*sliders, closed, masked, copied, swapped, answer, answers, *views]
+    # A number beyond the ends, typed into the box of a slider, would be refused before any handler hears of it.
+    ends = (
+        f"(...v) => v.map((x, i) => i < {len(settings) - len(sliders)} ? x : Math.min(1, Math.max(0, Number(x) || 0)))"
+    )
     live = {"show_progress": "hidden", "trigger_mode": "always_last", **_MODEL}
-    closed.input(page.close, settings, [*sliders, *views], **live)
+    closed.input(page.close, settings, [*sliders, *views], js=ends, **live)
     moved = [widget.input for widget in (masked, copied, swapped, *sliders)]
-    gr.on(moved, page.change, settings, [closed, *views], **live)
+    gr.on(moved, page.change, settings, [closed, *views], js=ends, **live)
     reset.click(page.reset, asked, everything, **_MODEL)
-    answer.click(page.answers, settings, answers, **_MODEL)
+    answer.click(page.answers, settings, answers, js=ends, **_MODEL)
     return everything, about_it
 
 
@@ -196,8 +205,9 @@ def _compare(page, selectors, asked, tab):
         )
     gr.HTML('<p class="eg-note">With all gates open every permission is 1, and attention alone decides.</p>')
     table = gr.HTML()
-    gr.on([tab.select, first.input, second.input], page.compare, [asked, first, second], table, **_MODEL)
-    return about_it
+    views, compared = [first, second], [about_it, table]
+    gr.on([tab.select, first.input, second.input], page.compare, [*asked, *views], compared, **_MODEL)
+    return views, compared
 
 
 def _batch(page, selectors):
@@ -226,7 +236,7 @@ def _batch(page, selectors):
                 wrap=True,
                 label="Questions",
                 visible=False,
-                column_widths=[60, 120, 320, 200, 110, 110, 110, 150, 150],
+                column_widths=[60, 120, 320, 200, 110, 110, 110, 150, 150, 240],
             )
             files = gr.File(label="Files: table and ledger", file_count="multiple", interactive=False, visible=False)
     done = gr.State(None, time_to_live=_LONGEST_SESSION)

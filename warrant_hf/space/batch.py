@@ -19,7 +19,7 @@ from .verdicts import VERDICTS, verdict
 
 #: Columns that count passages, and the filters: rows with more than none.
 FILTERS = ("evidence missed", *(VERDICTS[which][1] for which in ((True, False), (False, True))))
-HEADERS = ("row", "id", "question", "best passage", "probability", "answerable", *FILTERS)
+HEADERS = ("row", "id", "question", "best passage", "probability", "answerable", *FILTERS, "notes")
 
 
 @dataclass
@@ -100,7 +100,7 @@ def filtered(batch: Batch | None, chosen: list[str]) -> list[list]:
 def table_file(batch: Batch) -> bytes:
     """The table as CSV; a cell that a spreadsheet would take for a formula begins with an apostrophe."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)  # a lone \r would end the row
     writer.writerow(HEADERS)
     for row in batch.rows:
         writer.writerow(
@@ -125,4 +125,5 @@ def _line(number: int, row: EvidenceRow, result: dict) -> list:
     return [
         number, row.id, row.question, passage_name(best), round(best["probability"], 3),
         round(result["answerability"], 3), missed, *counts,
+        " ".join(result["notes"]),
     ]  # fmt: skip

@@ -12,8 +12,8 @@ from .render import MEASURES, passage_name
 
 _RAMPS = {"attention": "Blues", "permission": "Greens", "effective": "PuRd"}
 _ROW = 0.36  # inches
-# Control characters have no place in SVG; Unicode has pictures of them.
-_PICTURED = {code: 0x2400 + code for code in range(32)} | {127: 0x2421}
+# Control characters have no place in SVG; Unicode has pictures of them. Nor have its two codes that are no characters.
+_PICTURED = {code: 0x2400 + code for code in range(32)} | {127: 0x2421, 0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}
 
 
 def heatmap_file(result: dict, kind: str) -> bytes:

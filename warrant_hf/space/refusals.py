@@ -13,3 +13,8 @@ def or_sentence(work, *values):
         return work(*values)
     except ValueError as error:
         raise gr.Error(escape(str(error)), print_exception=False) from None
+
+
+def refusal(error: ValueError) -> str:
+    """A complaint as part of the page."""
+    return f'<p class="eg-headline" role="status">{escape(str(error))}</p>'

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from ..modeling.processing_evidence import full_text
 from .inputs import Passages
 from .zero_gpu import on_gpu
 
@@ -91,17 +92,26 @@ def _scored(model, question, passages, permissions) -> dict:
     with torch.no_grad():
         output = model(**_overridden(model, question, passages, permissions))
     columns = (output[name][0].tolist() for name in ("logits", "attention", "permission", "effective"))
+    evidence = [
+        {
+            "score": score,
+            "probability": sigmoid(score),
+            "attention": attention,
+            "permission": permission,
+            "effective": effective,
+        }
+        for score, attention, permission, effective in zip(*columns, strict=True)
+    ]
+    if model.config.packing == "isolated":
+        # As in `rank`: equal passages are equal up to rounding, and rounding must not rank them.
+        first: dict = {}
+        twins = zip(listed(passages), permissions, strict=True)
+        evidence = [
+            evidence[first.setdefault((full_text(passage), permission), at)]
+            for at, (passage, permission) in enumerate(twins)
+        ]
     return {
-        "evidence": [
-            {
-                "score": score,
-                "probability": sigmoid(score),
-                "attention": attention,
-                "permission": permission,
-                "effective": effective,
-            }
-            for score, attention, permission, effective in zip(*columns, strict=True)
-        ],
+        "evidence": evidence,
         "mass": float(output.mass[0]),
         "answerability": sigmoid(float(output.answerability_logits[0])),
     }
