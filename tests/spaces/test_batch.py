@@ -30,7 +30,7 @@ def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, t
     for row, shown in zip(rows, done.rows, strict=True):
         texts = [{"title": c.get("title"), "text": c["text"]} for c in row["candidates"]]
         evidence = selector.model.rank(row["question"], texts)["evidence"]
-        assert shown[4] == pytest.approx(evidence[0]["probability"], abs=5e-4)
+        assert shown[batch.HEADERS.index("probability")] == pytest.approx(evidence[0]["probability"], abs=5e-4)
         golds = [at for at, candidate in enumerate(row["candidates"]) if candidate.get("label") == 1]
         first = {item["index"] for item in evidence[: len(golds)]}
         assert shown[batch.HEADERS.index("evidence missed")] == (len(set(golds) - first) if golds else "")
@@ -40,14 +40,14 @@ def test_a_batch_gives_what_rank_gives_and_a_ledger_of_it(selector, rows_file, t
     missed = [row[batch.HEADERS.index("evidence missed")] for row in done.rows]
     labelled = [count for count in missed if count != ""]
     some = sum(count > 0 for count in labelled)
-    assert done.summary() == f"{some} of {len(labelled)} with labelled evidence missed some."
+    assert done.summary() == f"Some evidence was missed in {some} of the {len(labelled)} that have labels."
 
 
 def test_a_summary_says_what_labels_and_calibration_allow():
-    rows = [[1, "a", "q", "best", 0.5, 0.7, missed, 0, 0, ""] for missed in (2, 0, "")]
+    rows = [[1, "q", "best", 0.5, 0.7, missed, 0, 0, "a", ""] for missed in (2, 0, "")]
     both = batch.Batch(3, rows, answerable=1)
-    assert both.summary() == "1 of 2 with labelled evidence missed some, 1 of 3 judged answerable."
-    assert batch.Batch(1, rows[2:], answerable=0).summary() == "0 of 1 judged answerable."
+    assert both.summary() == "Some evidence was missed in 1 of the 2 that have labels. 1 of 3 are judged answerable."
+    assert batch.Batch(1, rows[2:], answerable=0).summary() == "0 of 1 are judged answerable."
     assert batch.Batch(1, rows[2:]).summary() == batch.Batch(1).summary() == ""
 
 
@@ -79,13 +79,13 @@ def test_a_stopped_batch_keeps_what_it_has(selector, rows_file, tmp_path):
 
 
 def test_a_table_is_no_program():
-    done = batch.Batch(1, [[1, "=1+1", "-q", "@x", 0.5, 0.5, "", 0, 0, ""]])
+    done = batch.Batch(1, [[1, "-q", "@x", 0.5, 0.5, "", 0, 0, "=1+1", ""]])
     head, row = csv.reader(io.StringIO(batch.table_file(done).decode()))
-    assert tuple(head) == batch.HEADERS and row[:5] == ["1", "'=1+1", "'-q", "'@x", "0.5"]
+    assert tuple(head) == batch.HEADERS and row[:4] == ["1", "'-q", "'@x", "0.5"] and row[8] == "'=1+1"
 
 
 def test_a_table_is_read_again_as_it_was():
-    rows = [[1, "a\rb", 'q "quoted"\r\nand, more\r', "x\ny", 0.5, 0.25, "", 0, 2, "note"]]
+    rows = [[1, 'q "quoted"\r\nand, more\r', "x\ny", 0.5, 0.25, "", 0, 2, "a\rb", "note"]]
     head, row = csv.reader(io.StringIO(batch.table_file(batch.Batch(1, rows)).decode(), newline=""))
     assert tuple(head) == batch.HEADERS and row == [str(cell) for cell in rows[0]]
 

@@ -73,14 +73,17 @@ def test_little_is_seen_and_told_apart_from_nothing(tiny_model):
     for token, attention in zip(item["tokens"], (0.0, 1e-6, 0.9), strict=False):
         token["attention"] = attention
     shown = inside.highlights(result)
-    assert 'style="--s:0.0" title="0.0000"' in shown and 'style="--s:12.0" title="under 0.0001"' in shown
+    assert 'style="--s:0.0" title="0.0000"' in shown and 'style="--s:6.0" title="under 0.0001"' in shown
     assert 'style="--s:55.0" title="0.9000"' in shown
 
 
 def test_what_the_words_add_up_to_is_said_as_it_is(tiny_model):
     result = tiny_model.rank(QUESTION, TEXTS, return_tokens=True)
     rest = max(item["attention"] - sum(token["attention"] for token in item["tokens"]) for item in result["evidence"])
-    assert rest > 0.001 and f"but for what lies on separators, here up to {rest:.3f}." in inside.highlights(result)
+    assert (
+        rest > 0.001
+        and f"less what the separators behind passages hold, here up to {rest:.3f}." in inside.highlights(result)
+    )
     for item in result["evidence"]:
         for measure in ("attention", "effective"):
             item[measure] = sum(inside.strength(token, measure) for token in item["tokens"])
@@ -94,7 +97,7 @@ def test_attention_and_effective_share_a_scale(tiny_model):
     assert all(shown.count(f"eg-in-{measure}") == 2 for measure in render.MEASURES)
     top = max(item["attention"] for item in result["evidence"])
     for item in result["evidence"]:
-        share = 12 + 43 * item["effective"] / top
+        share = 0 if item["effective"] < 5e-4 else 6 + 49 * item["effective"] / top
         assert f'eg-in-effective" style="--s:{share:.1f}"' in shown
         for measure in render.MEASURES:
             assert f">{item[measure]:.3f}</td>" in shown
@@ -141,3 +144,18 @@ def test_a_long_text_is_folded_and_not_cut(tiny_model):
     (passage,) = read_passage_list([text])
     shown = render.cards(tiny_model.rank(QUESTION, [passage[1]]))
     assert "<details>" in shown and shown.count("a&lt;b") == 200
+
+
+def test_the_headline_names_what_is_read_and_may_count(tiny_model):
+    result = tiny_model.rank(QUESTION, ["ada was born in york."] * 6)
+    for item in result["evidence"]:
+        item["permission"] = 0.4
+    assert "No passage is read and may count." in render.headline(result)
+    for item in result["evidence"]:
+        item["permission"] = 0.6
+    shown = render.headline(result)
+    assert shown.count("“<bdi>Passage ") == 1 + 4 and "and 2 more." in shown
+    result["evidence"][0]["attention"] = 1.0
+    for item in result["evidence"][1:]:
+        item["attention"] = 0.0
+    assert "Read, and may count: “<bdi>Passage 1: ada was born in york.</bdi>”." in render.headline(result)

@@ -156,6 +156,9 @@ def test_a_comparison_says_which_finds_enough_only_where_that_is_calibrated(sele
     both = compare.side_by_side(poor, rich, ("a", "b"), (fitted, fitted), only_gates=True)
     said = "A: not enough evidence (answerable 0.06). B: enough evidence (answerable 0.76). Only the gates differ."
     assert said in both and both.count("left:50.0%") == 2
+    opened = selectors.view("tiny, all gates open", QUESTION, LISTED) | {"answerability": 0.763}
+    both = compare.side_by_side(poor, opened, ("a", "b"), (fitted, fitted))
+    assert "B: every gate is open, so answerable 0.76 tells of attention alone, not of evidence." in both
     one = compare.side_by_side(poor, rich, ("a", "b"), (None, fitted))
     assert "A: answerable 0.06, which is not calibrated. B: enough evidence" in one
     assert one.count("left:50.0%") == 1 and "Only the gates" not in one

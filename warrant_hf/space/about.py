@@ -10,7 +10,7 @@ import yaml
 
 OPERATOR = """
 <div class="eg-picture" tabindex="0" role="region" aria-label="The operator in one picture">
-<svg viewBox="0 0 760 250" role="img" aria-labelledby="eg-op">
+<svg viewBox="0 0 800 250" role="img" aria-labelledby="eg-op">
 <title id="eg-op">Each passage is read with an attention. Its gate, the permission, lets a part of that through: the
 effective mass. The score is made of the effective mass and of nothing else.</title>
 <g font-size="14" fill="currentColor"><text x="10" y="24" font-weight="600">passage</text>
@@ -23,28 +23,29 @@ effective mass. The score is made of the effective mass and of nothing else.</ti
 <text x="480" y="95" font-size="12">0.50</text><text x="480" y="155" font-size="12">0.04</text>
 <text x="480" y="215" font-size="12">0.01</text>
 <text x="10" y="243" font-size="12">The attention sums to one, whatever the list holds. The effective mass does not: it
-is 0.55 here.</text></g>
+is 0.55 here. A score counts it times the list size, 3; β and b are learned.</text></g>
 <g fill="var(--eg-attention)"><rect x="150" y="58" width="125" height="18" rx="3"/>
 <rect x="150" y="118" width="100" height="18" rx="3"/><rect x="150" y="178" width="25" height="18" rx="3"/></g>
 <g stroke="currentColor" stroke-width="1.5" fill="none"><path d="M285 67H345M260 127H345M185 187H345M410 67H470M410
 127H470M410 187H470"/></g>
-<g fill="var(--eg-permission)"><rect x="350" y="56" width="6" height="22"/><rect x="396" y="56" width="6" height="22"/>
-<rect x="350" y="116" width="26" height="22"/><rect x="376" y="116" width="26" height="22"/>
-<rect x="350" y="176" width="26" height="22"/><rect x="376" y="176" width="26" height="22"/></g>
+<g fill="var(--eg-track)"><rect x="350" y="116" width="52" height="22" rx="3"/>
+<rect x="350" y="176" width="52" height="22" rx="3"/></g>
+<g fill="var(--eg-permission)"><rect x="350" y="56" width="52" height="22" rx="3"/>
+<rect x="350" y="116" width="5" height="22" rx="1"/><rect x="350" y="176" width="5" height="22" rx="1"/></g>
 <g fill="var(--eg-effective)"><rect x="480" y="58" width="125" height="18" rx="3"/>
 <rect x="480" y="118" width="10" height="18" rx="3"/><rect x="480" y="178" width="3" height="18" rx="1"/></g>
-<g font-size="13" fill="currentColor"><text x="640" y="71">β log(C m) + b</text><text x="640" y="131">m = effective
-</text><text x="640" y="191">C = list size</text></g></svg></div>
+<g font-size="13" fill="currentColor"><text x="640" y="71">β log(3 × 0.50) + b</text>
+<text x="640" y="131">β log(3 × 0.04) + b</text><text x="640" y="191">β log(3 × 0.01) + b</text></g></svg></div>
 """
 
 MEANING = """
 ## What a permission is not
 
-* **No access control.** A passage with a closed gate was still read, and still stands in the denominator of the
+* **Not access control.** A passage with a closed gate was still read, and still stands in the denominator of the
   attention. What a model must not see, it must not be given: that is what *mask* does.
-* **No truth.** It says that a passage may count as support for this question, as a model learned it. The passage
+* **Not truth.** It says that a passage may count as support for this question, as a model learned it. The passage
   may be wrong, and so may the permission.
-* **No confidence.** A permission of 0.9 does not say that nine such passages in ten are evidence.
+* **Not confidence.** A permission of 0.9 does not say that nine such passages in ten are evidence.
 
 ## What the parts of the page compute
 
@@ -65,7 +66,7 @@ _SAYS = {
     "auprc": "average precision over all candidates",
     "permission_auc": "how often evidence has a higher permission than another candidate",
     "abstention_auroc": "how often a list with evidence has more effective mass than one without",
-    "abstention_auroc_answerability": "the same of “answerable”",
+    "abstention_auroc_answerability": "how often a list with evidence is more “answerable” than one without",
     "ece": "how far the probabilities are from what is found; less is better",
 }
 

@@ -114,6 +114,7 @@ def _select(page, selectors):
                 column_count=2,
                 column_widths=["32%", "68%"],
                 wrap=True,
+                show_row_numbers=True,
                 interactive=True,
                 max_height=420,
                 label=f"Passages (up to {MAX_PASSAGES}, {MAX_CHARACTERS:,} characters)",
@@ -162,7 +163,7 @@ def _intervene(page, asked):
     with gr.Row():
         with gr.Column(scale=2, min_width=320):
             gr.HTML(
-                '<h2 class="eg-title">Permission of each passage</h2>Each slider stands where the model has put it. '
+                '<h2 class="eg-title">Permission of each passage</h2>Each slider starts where the model has put it. '
                 "Move one or close a gate, and read what follows."
             )
             sliders = [
@@ -236,7 +237,7 @@ def _batch(page, selectors):
                 wrap=True,
                 label="Questions",
                 visible=False,
-                column_widths=[60, 120, 320, 200, 110, 110, 110, 150, 150, 240],
+                column_widths=[50, 220, 150, 105, 115, 95, 110, 120, 120, 240],
             )
             files = gr.File(label="Files: table and ledger", file_count="multiple", interactive=False, visible=False)
     done = gr.State(None, time_to_live=_LONGEST_SESSION)

@@ -19,7 +19,7 @@ from .verdicts import VERDICTS, verdict
 
 #: Columns that count passages, and the filters: rows with more than none.
 FILTERS = ("evidence missed", *(VERDICTS[which][1] for which in ((True, False), (False, True))))
-HEADERS = ("row", "id", "question", "best passage", "probability", "answerable", *FILTERS, "notes")
+HEADERS = ("row", "question", "best passage", "probability", "answerable", *FILTERS, "id", "notes")
 
 
 @dataclass
@@ -47,12 +47,11 @@ class Batch:
         labelled = [count for count in missed if count != ""]
         said = []
         if labelled:
-            said.append(
-                f"{sum(count > 0 for count in labelled)} of {len(labelled)} with labelled evidence missed some"
-            )
+            count = sum(count > 0 for count in labelled)
+            said.append(f"Some evidence was missed in {count} of the {len(labelled)} that have labels")
         if self.rows and self.answerable is not None:
-            said.append(f"{self.answerable} of {len(self.rows)} judged answerable")
-        return f"{', '.join(said)}." if said else ""
+            said.append(f"{self.answerable} of {len(self.rows)} are judged answerable")
+        return " ".join(f"{sentence}." for sentence in said)
 
 
 def run(selector: Selector, rows: list[EvidenceRow], stop: Callable[[], bool]) -> Iterator[Batch]:
@@ -123,7 +122,6 @@ def _line(number: int, row: EvidenceRow, result: dict) -> list:
     counts = [sum(each is not None and each[0] == name for each in found) for name in ("blocked", "unread")]
     best = evidence[0]
     return [
-        number, row.id, row.question, passage_name(best), round(best["probability"], 3),
-        round(result["answerability"], 3), missed, *counts,
-        " ".join(result["notes"]),
+        number, row.question, passage_name(best), round(best["probability"], 3), round(result["answerability"], 3),
+        missed, *counts, row.id, " ".join(result["notes"]),
     ]  # fmt: skip

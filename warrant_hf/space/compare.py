@@ -36,7 +36,7 @@ def side_by_side(
     gauges = "".join(
         f'<section><h2 class="eg-title">{side}: {escape(name)}</h2>'
         + line("answerable", "answer", result["answerability"], mark=calibration and ENOUGH_FROM)
-        + line("effective, sum", "effective", result["mass"])
+        + line("effective mass, sum", "effective", result["mass"])
         + "</section>"
         for side, name, result, calibration in zip("AB", names, (one, other), calibrations, strict=True)
     )
@@ -64,6 +64,9 @@ def differences(item: dict, twin: dict) -> list[str]:
 
 
 def _conclusion(side: str, result: dict, calibration: dict | None) -> str:
+    if all(item["permission"] == 1 for item in result["evidence"]):
+        # Whatever the list holds, its attention sums to one, or near it: “enough” would be said of every list.
+        return f"{side}: every gate is open, so {answerable(result)} tells of attention alone, not of evidence."
     if calibration is None:
         return f"{side}: {answerable(result)}, which is not calibrated."
     return f"{side}: {'enough' if enough(result) else 'not enough'} evidence ({answerable(result)})."

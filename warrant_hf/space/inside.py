@@ -9,7 +9,7 @@ from .render import MEASURES, passage_name, user_text
 
 # Per cent of the hue behind the highest value, where more would cost the text its contrast, and behind the least above
 # 0, so that little does not look like nothing.
-_DARKEST, _PALEST = 55, 12
+_DARKEST, _PALEST = 55, 6
 _SHOWN = 5e-4  # a difference that three digits show
 
 
@@ -108,7 +108,7 @@ def _sums(result):
         for item in result["evidence"]
         for measure in ("attention", "effective")
     )
-    more = f", but for what lies on separators, here up to {rest:.3f}" if rest >= _SHOWN else ""
+    more = f", less what the separators behind passages hold, here up to {rest:.3f}" if rest >= _SHOWN else ""
     return (
         '<p class="eg-note">Attention and effective mass of the words add up to those of their passage'
         f"{more}. Permissions do not add up.</p>"
@@ -116,7 +116,8 @@ def _sums(result):
 
 
 def _cell(value, measure, scale):
-    return f'<td class="eg-cell eg-in-{measure}" {_tint(value, scale)}>{value:.3f}</td>'
+    tint = _tint(value if value >= _SHOWN else 0.0, scale)  # what reads 0.000 has no colour
+    return f'<td class="eg-cell eg-in-{measure}" {tint}>{value:.3f}</td>'
 
 
 def _tint(value, scale):

@@ -23,6 +23,7 @@ _LEGEND = {
 }
 #: A calibrated answerability says from here on that there is evidence.
 ENOUGH_FROM = 0.5
+_NAMED = 4  # passages that the headline names
 _LONG = 320  # characters of a text that a card shows without being opened
 
 
@@ -41,16 +42,20 @@ def cards(result: dict) -> str:
 
 
 def headline(result: dict) -> str:
-    """One sentence on the passage that was read most, in the terms of the page."""
+    """The passage that was read most, and those that are read and may count, in the terms of the page."""
     evidence = [item for item in result["evidence"] if item["permission"] is not None]
     if not evidence:
         return ""
     most = max(evidence, key=lambda item: item["attention"])
     name, _ = verdict(most, len(evidence))
     allowed = "and it may count" if name in ("counts", "unread") else "but it counts little"
+    both = [item for item in evidence if verdict(item, len(evidence))[0] == "counts"]
+    named = "; ".join(f"“{user_text(passage_name(item))}”" for item in both[:_NAMED])
+    named += f" and {len(both) - _NAMED} more" if len(both) > _NAMED else ""
     return (
         f'<p class="eg-headline">Read most: “{user_text(passage_name(most))}” (attention {most["attention"]:.2f}), '
         f"{allowed} (permission {most['permission']:.2f}).</p>"
+        f"<p>{f'Read, and may count: {named}.' if both else 'No passage is read and may count.'}</p>"
     )
 
 
@@ -66,7 +71,7 @@ def gauge(result: dict, before: dict | None = None, calibration: dict | None = N
         lines.append(f'<p class="eg-headline">{said.format(answerable(result), ENOUGH_FROM)}</p>')
     lines.append(line("answerable", "answer", result["answerability"], then, mark=calibration and ENOUGH_FROM))
     if result["mass"] is not None:
-        lines.append(line("effective, sum", "effective", result["mass"], before and before["mass"]))
+        lines.append(line("effective mass, sum", "effective", result["mass"], before and before["mass"]))
     lines.append(f'<p class="eg-note">{_about_answerable(calibration, len(result["evidence"]))}</p>')
     lines += [f'<p class="eg-note">{user_text(note)}</p>' for note in result.get("notes", ())]
     return "".join(lines)
@@ -157,7 +162,10 @@ def _card(item: dict[str, Any], count: int, limits: dict[str, float]) -> str:
     found = verdict(item, count)
     mark = "" if found is None else f'<span class="eg-verdict eg-is-{found[0]}">{found[1]}</span>'
     title = f"<b>{user_text(item['title'])}</b> " if item["title"] else ""
-    bars = "".join(line(measure, measure, item[measure], mark=limits.get(measure)) for measure in MEASURES)
+    bars = "".join(
+        line("effective mass" if measure == "effective" else measure, measure, item[measure], mark=limits.get(measure))
+        for measure in MEASURES
+    )
     return (
         f'<li class="eg-card"><div class="eg-head"><b class="eg-rank">rank {item["rank"]}</b>'
         f"<span>Passage {item['index'] + 1}</span>"

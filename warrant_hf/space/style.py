@@ -47,7 +47,7 @@ footer, footer *, .or { color: var(--eg-soft) !important; }
 .eg-verdict { font-size: .8rem; padding: 0 .5rem; border: 1px solid currentColor; border-radius: 99px; }
 .eg-is-counts { color: var(--eg-permission); } .eg-is-blocked { color: var(--eg-alert); font-weight: 600; }
 .eg-is-unread, .eg-is-aside { color: var(--eg-soft); }
-.eg-line { display: grid; grid-template-columns: 6.6rem 1fr 7.6rem; gap: .6rem; align-items: center;
+.eg-line { display: grid; grid-template-columns: 8.6rem 1fr 7.6rem; gap: .6rem; align-items: center;
            font-size: .875rem; line-height: 1.4; }
 .eg-track { position: relative; height: .7rem; border-radius: 3px; background: var(--eg-track); overflow: hidden; }
 .eg-fill, .eg-old { position: absolute; inset: 0 auto 0 0; border-radius: 3px; }
@@ -73,12 +73,11 @@ footer, footer *, .or { color: var(--eg-soft) !important; }
 .eg-scroll .eg-table tbody th { font-weight: 400; }
 .eg-scroll .eg-table th:first-child {
   text-align: left; white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
-.eg-scroll .eg-table tbody .eg-differs { font-weight: 700; box-shadow: inset 3px 0 var(--eg-answer); }
+.eg-scroll .eg-table tbody .eg-differs { font-weight: 700; box-shadow: inset 3px 0 var(--eg-soft); }
 .eg-said { margin: 0; padding-left: 1.2rem; list-style: disc; } .eg-said li { margin: .1rem 0; }
 /* The same text three times. */
 .eg-scales { display: flex; flex-wrap: wrap; gap: .2rem 1.4rem; margin: 0 0 .6rem; padding: 0; list-style: none; }
-.eg-three { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1rem;
-            margin-top: .6rem; }
+.eg-three { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 1rem; margin-top: .6rem; }
 .eg-three p { margin: 0 0 .6rem; line-height: 1.75; overflow-wrap: anywhere; white-space: pre-wrap; }
 .eg-tok, .eg-cell { background: color-mix(in srgb, var(--eg-hue) calc(var(--s) * 1%), transparent); }
 .eg-tok { border-radius: 2px; }
@@ -94,8 +93,9 @@ footer, footer *, .or { color: var(--eg-soft) !important; }
                                         color-mix(in srgb, var(--eg-hue) 55%, transparent)); }
 .eg-answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 16rem), 1fr)); gap: 1rem; }
 .eg-picture { overflow-x: auto; }
-.eg-picture svg { width: 100%; min-width: 34rem; max-width: 760px; height: auto; color: var(--body-text-color); }
+.eg-picture svg { width: 100%; min-width: 34rem; max-width: 800px; height: auto; color: var(--body-text-color); }
 :focus-visible { outline: 2px solid var(--eg-attention) !important; outline-offset: 1px; }
+@media (max-width: 640px) { .eg-three { grid-template-columns: 1fr; } }
 @media (max-width: 480px) {
   .eg-line { grid-template-columns: 6.2rem 1fr 3.2rem; gap: .4rem; }
   .eg-line .eg-was { display: block; }
