@@ -76,7 +76,9 @@ def main() -> None:
 
 def save(picture: bytes, file: Path) -> None:
     """A picture of few colours, which a page is, takes a quarter of the space with a palette."""
-    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(file, optimize=True)
+    Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=3).save(
+        file, optimize=True
+    )
     if file.stat().st_size > LARGEST:
         raise ValueError(f"{file.name} has {file.stat().st_size:,} bytes, more than {LARGEST:,}; show less in it.")
 

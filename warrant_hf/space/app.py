@@ -112,7 +112,7 @@ def _select(page, selectors):
                 datatype="str",
                 type="array",
                 column_count=2,
-                column_widths=["32%", "68%"],
+                column_widths=["28%", "58%"],
                 wrap=True,
                 show_row_numbers=True,
                 interactive=True,
@@ -237,7 +237,7 @@ def _batch(page, selectors):
                 wrap=True,
                 label="Questions",
                 visible=False,
-                column_widths=[50, 220, 150, 105, 115, 95, 110, 120, 120, 240],
+                column_widths=[50, 210, 140, 115, 115, 95, 100, 110, 120, 240],
             )
             files = gr.File(label="Files: table and ledger", file_count="multiple", interactive=False, visible=False)
     done = gr.State(None, time_to_live=_LONGEST_SESSION)

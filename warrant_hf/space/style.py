@@ -47,7 +47,7 @@ footer, footer *, .or { color: var(--eg-soft) !important; }
 .eg-verdict { font-size: .8rem; padding: 0 .5rem; border: 1px solid currentColor; border-radius: 99px; }
 .eg-is-counts { color: var(--eg-permission); } .eg-is-blocked { color: var(--eg-alert); font-weight: 600; }
 .eg-is-unread, .eg-is-aside { color: var(--eg-soft); }
-.eg-line { display: grid; grid-template-columns: 8.6rem 1fr 7.6rem; gap: .6rem; align-items: center;
+.eg-line { display: grid; grid-template-columns: 9.4rem 1fr 7.6rem; gap: .6rem; align-items: center;
            font-size: .875rem; line-height: 1.4; }
 .eg-track { position: relative; height: .7rem; border-radius: 3px; background: var(--eg-track); overflow: hidden; }
 .eg-fill, .eg-old { position: absolute; inset: 0 auto 0 0; border-radius: 3px; }
