@@ -22,7 +22,7 @@ QUESTION = "who wrote emma?"
 PASSAGES = ["austen did.", {"title": "emma", "text": "a novel"}, "long " * 115, "text " * 115, "more " * 115]
 CASES = {
     "encoder": {},
-    "encoder_maa": {"name": "encoder", "attention": "maa", "maa_power": 1.3},
+    "encoder_maa": {"name": "encoder", "attention": "maa", "maa_power": 1.3, "attention_heads": 8},
     "encoder_pfa": {"name": "encoder", "attention": "pfa"},
     "fid": {},
     "led": {},

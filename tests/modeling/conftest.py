@@ -103,15 +103,17 @@ def tokenizers():
 
 @pytest.fixture(scope="session")
 def selector(tokenizers):
-    """`selector(kind, max_length=..., **config)`: a random selector in evaluation mode, with its processor."""
+    """`selector(kind, max_length=..., attention_heads=..., **config)`: a random selector in evaluation mode, with its
+    processor."""
     import torch
 
     from warrant_hf import EvidenceProcessor, WarrantEncoderConfig, WarrantEncoderForEvidenceSelection
 
-    def build(kind="bert", max_length=512, max_question_tokens=30, **config):
+    def build(kind="bert", max_length=512, max_question_tokens=30, attention_heads=2, **config):
         torch.manual_seed(0)
         tokenizer = tokenizers[TOKENIZERS.get(kind, "byte")]()
         backbone = tiny_encoder_config(kind, len(tokenizer))
+        backbone.num_attention_heads = attention_heads
         packing = "joint" if kind == "deberta-v2" else "isolated"
         settings = {"packing": packing, "readout_size": 32, "readout_heads": 2, "gate_size": 16} | config
         model = WarrantEncoderForEvidenceSelection(WarrantEncoderConfig(backbone_config=backbone, **settings))

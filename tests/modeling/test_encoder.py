@@ -145,6 +145,22 @@ def test_many_windows_are_encoded_in_groups(selector):
     torch.testing.assert_close(scores_of(model.rank(QUESTION, passages)), few, atol=1e-5, rtol=1e-5)
 
 
+def test_groups_on_a_cpu_have_few_tokens(selector, monkeypatch):
+    model = selector("bert", max_length=64)
+    shapes, encode = [], model._encode_windows
+    monkeypatch.setattr(
+        model, "_encode_windows", lambda ids, segments: (shapes.append(ids.shape), encode(ids, segments))[1]
+    )
+    passages = [f"passage {at}" for at in range(200)]
+    few = scores_of(model.rank(QUESTION, passages))
+    assert len(shapes) > 2 and max(len(shape) for shape in shapes) > 1
+    assert all(shape.numel() <= 1024 for shape in shapes)
+    monkeypatch.setattr("warrant_hf.modeling.modeling_evidence._CPU_TOKENS", 10)  # a window is never split
+    shapes.clear()
+    torch.testing.assert_close(scores_of(model.rank(QUESTION, passages)), few, atol=1e-5, rtol=1e-5)
+    assert {shape[0] for shape in shapes} == {1}
+
+
 def test_checkpointed_gradients_are_equal(selector):
     model = selector("roberta", readout_dropout=0.0)
     for dropout in (module for module in model.modules() if isinstance(module, torch.nn.Dropout)):

@@ -8,8 +8,8 @@ untrained, which does not change its speed) behind the same server code, each in
 and 32 clients send lists of 8 and 40 candidates, each client its next request as soon as it has its answer. Rounds of
 the two are interleaved. `encoders` times nothing but the two encoders, on the tokens that they read for one request:
 the ratio that would be left if all else were free. `windows` times `rank` for different lengths of the windows that
-candidates share. `soak` sends many requests, one in five of them bad, and compares
-each answer with that of `rank` in this process. Clients share the cores with the servers.
+candidates share, and different sizes of the groups in which windows are read. `soak` sends many requests, one in five
+of them bad, and compares each answer with that of `rank` in this process. Clients share the cores with the servers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 SERVERS = ("selector", "cross_encoder")
 ENCODER_LISTS, ENCODER_ROUNDS = 20, 9
-WINDOWS = (256, 320, 384, 512)
+WINDOWS, GROUPS = (256, 384, 512), (512, 1024, 2048, 8192)
 # What is sent besides good requests: the body, and the status that is its answer.
 BAD = (
     (b"{", 400),
@@ -269,30 +269,42 @@ def windows(arguments):
 
     from warrant_hf.commands.loading import load_model
     from warrant_hf.evaluation.report import write_json, write_text
+    from warrant_hf.modeling import modeling_evidence
 
     selector = load_model(None)
-    lines = ["| candidates | tokens in a window, at most | windows | tokens with padding | s |", "|---" * 5 + "|"]
+    used = selector.processor.window_length, modeling_evidence._CPU_TOKENS
     cells = []
     for size in arguments.candidates:
         sent = lists(arguments.data, size)[:ENCODER_LISTS]
-        seconds = {length: [] for length in WINDOWS}
+        # One list at a time in windows of any length; then many lists at a time, in groups of any size.
+        settings = [(length, used[1], 1) for length in WINDOWS] + [(used[0], tokens, len(sent)) for tokens in GROUPS]
+        seconds = {setting: [] for setting in settings}
         for number in range(-1, ENCODER_ROUNDS):  # the first one warms up
-            for length in WINDOWS[:: 1 if number % 2 else -1]:
-                selector.processor.window_length = length
+            for setting in settings[:: 1 if number % 2 else -1]:
+                selector.processor.window_length, modeling_evidence._CPU_TOKENS, together = setting
                 began = time.perf_counter()
-                for question, texts in sent:
-                    selector.rank_batch([question], [texts])
+                for at in range(0, len(sent), together):
+                    selector.rank_batch(*zip(*sent[at : at + together], strict=True), batch_size=together)
                 if number >= 0:
-                    seconds[length].append((time.perf_counter() - began) / len(sent))
-        for length in WINDOWS:
-            selector.processor.window_length = length
+                    seconds[setting].append((time.perf_counter() - began) / len(sent))
+        for setting, found in seconds.items():
+            selector.processor.window_length = setting[0]
             packed = [selector.processor.encode([question], [texts])[0].input_ids for question, texts in sent]
-            mean = {"windows": np.mean([len(ids) for ids in packed]), "tokens": np.mean([ids.size for ids in packed])}
-            shown = f"{np.median(seconds[length]):.4f} [{min(seconds[length]):.4f}, {max(seconds[length]):.4f}]"
-            lines.append(f"| {size} | {length} | {mean['windows']:.2f} | {mean['tokens']:.0f} | {shown} |")
-            figures = {key: float(value) for key, value in mean.items()}
-            cells.append({"candidates": size, "length": length, **figures, "seconds": seconds[length]})
-    lines += ["", f"Mean of {ENCODER_LISTS} requests, median of {ENCODER_ROUNDS} interleaved rounds [least, most]."]
+            figures = {
+                "windows": np.mean([len(ids) for ids in packed]),
+                "tokens": np.mean([ids.size for ids in packed]),
+            }
+            figures = {key: float(value) for key, value in figures.items()}
+            names = dict(zip(("window", "group", "lists"), setting, strict=True))
+            cells.append({"candidates": size, **names, **figures, "seconds": found})
+    heads = ["candidates", "tokens in a window, at most", "tokens in a group", "lists at a time", "windows of a list"]
+    heads += ["tokens of a list, with padding", "s a list [least, most]"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for cell in cells:
+        spread = f"{np.median(cell['seconds']):.4f} [{min(cell['seconds']):.4f}, {max(cell['seconds']):.4f}]"
+        named = f"{cell['candidates']} | {cell['window']} | {cell['group']} | {cell['lists']}"
+        lines.append(f"| {named} | {cell['windows']:.2f} | {cell['tokens']:.0f} | {spread} |")
+    lines += ["", f"{ENCODER_LISTS} lists, median of {ENCODER_ROUNDS} interleaved rounds."]
     write_json(arguments.out / "windows.json", {"machine": machine(), "cells": cells})
     write_text(arguments.out / "windows.md", "\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -42,7 +42,7 @@ class WarrantConfig(PreTrainedConfig):
         packing (`str`): `"isolated"` lets a candidate see the question and itself only, so that its state does not
             depend on the other candidates or on the window it lies in; `"joint"` lets all tokens of a window see each
             other. A reader that knows one of them only takes no other.
-        encode_batch_size (`int`): windows encoded at a time; bounds memory for a thousand candidates.
+        encode_batch_size (`int`): windows encoded at a time, at most; bounds memory for a thousand candidates.
         readout_size (`int`): width of the readout's query and key projections.
         readout_heads (`int`): attention heads of the readout; the permission is shared by the heads.
         gate_size (`int`): hidden width of the pairwise gate MLP.

@@ -21,6 +21,10 @@ from .marker_readout import MarkerReadout
 from .outputs import EvidenceOutput
 from .permission import PERMISSION_VARIANTS
 
+# Tokens that a group of windows has on a CPU. What is computed of more falls out of its caches, and tensors of many
+# large sizes fragment its heap. `training/benchmarks/serving_load.py --part windows` times it.
+_CPU_TOKENS = 1024
+
 
 class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, EvidenceRankingMixin, PreTrainedModel):
     """Base class of the evidence selectors.
@@ -274,13 +278,19 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
     def _in_groups(self, input_ids, segment_ids, encode, advance=None):
         """States of `[R, N]` windows by `encode`, in groups of similar length; empty windows stay zero.
 
+        A group has `encode_batch_size` windows at most, and on a CPU no more than fit its caches.
+
         `advance` hears after each group how many windows were read.
         """
         lengths = (segment_ids >= 0).sum(-1)
         order = lengths.argsort(descending=True, stable=True)[: int((lengths > 0).sum())]
-        groups = []
-        for group in order.split(self.config.encode_batch_size):
-            width = int(lengths[group[0]])
+        groups, start = [], 0
+        while start < len(order):
+            width, count = int(lengths[order[start]]), self.config.encode_batch_size
+            if input_ids.device.type == "cpu":
+                count = max(1, min(count, _CPU_TOKENS // width))
+            group = order[start : start + count]
+            start += count
             part = encode(input_ids[group, :width], segment_ids[group, :width])
             groups.append(nn.functional.pad(part, (0, 0, 0, input_ids.shape[1] - width)))
             if advance is not None:
