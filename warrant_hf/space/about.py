@@ -24,7 +24,7 @@ effective mass. The score is made of the effective mass and of nothing else.</ti
 <text x="480" y="215" font-size="12">0.01</text>
 <text x="10" y="243" font-size="12">The attention sums to one, whatever the list holds. The effective mass does not: it
 is 0.55 here.</text>
-<text x="10" y="263" font-size="12">A score has it times the size of the list, which is 3 here; β and b are learned.</text>
+<text x="10" y="263" font-size="12">A score has it times the size of the list, here 3; β and b are learned.</text>
 </g>
 <g fill="var(--eg-attention)"><rect x="150" y="58" width="125" height="18" rx="3"/>
 <rect x="150" y="118" width="100" height="18" rx="3"/><rect x="150" y="178" width="25" height="18" rx="3"/></g>
