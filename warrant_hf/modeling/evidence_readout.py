@@ -229,9 +229,8 @@ class EvidenceReadout(nn.Module):
             out = values.new_zeros(rows * segments, *values.shape[2:])
             return out.index_add(0, flat, values.flatten(0, 1))
 
-        count = total(present.to(states.dtype)).clamp(min=1).unsqueeze(-1)
-        mean = total(states * present.unsqueeze(-1)) / count
-        question = mean.view(rows, segments, width)[:, 0]
+        asks = (segment_ids == 0).to(states.dtype).unsqueeze(1)
+        question = (asks @ states / asks.sum(2, keepdim=True).clamp(min=1)).squeeze(1)
         score = torch.einsum("btd,bd->bt", self.pool_key(states), self.pool_query(question))
         score = score.masked_fill(~present, float("-inf")) / self.pool_query.out_features**0.5
         peak = score.new_full((rows * segments,), float("-inf"))

@@ -284,7 +284,7 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
         """
         lengths = (segment_ids >= 0).sum(-1)
         order = lengths.argsort(descending=True, stable=True)[: int((lengths > 0).sum())]
-        groups, start = [], 0
+        states, start = None, 0
         while start < len(order):
             width, count = int(lengths[order[start]]), self.config.encode_batch_size
             if input_ids.device.type == "cpu":
@@ -292,11 +292,12 @@ class WarrantPreTrainedModel(EvidenceLoadingMixin, EvidenceSavingMixin, Evidence
             group = order[start : start + count]
             start += count
             part = encode(input_ids[group, :width], segment_ids[group, :width])
-            groups.append(nn.functional.pad(part, (0, 0, 0, input_ids.shape[1] - width)))
+            if states is None:
+                states = part.new_zeros(*input_ids.shape, part.shape[-1])
+            states[group, :width] = part
             if advance is not None:
                 advance(len(group))
-        states = torch.cat(groups)
-        return states.new_zeros(*input_ids.shape, states.shape[-1]).index_copy(0, order, states)
+        return states
 
 
 def read_backbone_config(name_or_path, **source):
